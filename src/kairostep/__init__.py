@@ -1,0 +1,35 @@
+"""Train diffusion and flow models at the timesteps that matter."""
+
+from kairostep.diffusion import EPSILON as EPSILON
+from kairostep.diffusion import VELOCITY as VELOCITY
+from kairostep.diffusion import X0 as X0
+from kairostep.diffusion import DiscreteProcess as DiscreteProcess
+from kairostep.diffusion import EDMProcess as EDMProcess
+from kairostep.diffusion import FlowProcess as FlowProcess
+from kairostep.diffusion import Objective as Objective
+from kairostep.diffusion import Prediction as Prediction
+from kairostep.diffusion import V as V
+from kairostep.diffusion import Weighting as Weighting
+from kairostep.diffusion import constant as constant
+from kairostep.diffusion import debias as debias
+from kairostep.diffusion import edm as edm
+from kairostep.diffusion import min_snr as min_snr
+from kairostep.diffusion import p2 as p2
+from kairostep.diffusion import soft_min_snr as soft_min_snr
+from kairostep.diffusion import vlb as vlb
+from kairostep.timesteps import FixedBeta as FixedBeta
+from kairostep.timesteps import GradientVariance as GradientVariance
+from kairostep.timesteps import InfoNoise as InfoNoise
+from kairostep.timesteps import Laplace as Laplace
+from kairostep.timesteps import LogitNormal as LogitNormal
+from kairostep.timesteps import LogNormalSigma as LogNormalSigma
+from kairostep.timesteps import LossAt as LossAt
+from kairostep.timesteps import LossSecondMoment as LossSecondMoment
+from kairostep.timesteps import Mode as Mode
+from kairostep.timesteps import Speed as Speed
+from kairostep.timesteps import Tabulated as Tabulated
+from kairostep.timesteps import Timesteps as Timesteps
+from kairostep.timesteps import TimestepSampler as TimestepSampler
+from kairostep.timesteps import Uniform as Uniform
+
+__version__ = "0.1.0"

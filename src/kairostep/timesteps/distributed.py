@@ -1,0 +1,33 @@
+"""What a sampler needs of `torch.distributed`; without a process group there is one rank and nothing to reduce."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def rank() -> int:
+    """Return the number of this process, 0 without a process group."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """Return the number of processes, 1 without a process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def sum_over_ranks(value: Tensor) -> Tensor:
+    """Return the sum of `value` over all ranks, the same bits on each."""
+    if world_size() == 1:
+        return value
+    total = value.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def gather_over_ranks(value: Tensor) -> Tensor:
+    """Return every rank's `value`, stacked in the order of ranks: (...) -> (world_size, ...)."""
+    if world_size() == 1:
+        return value[None]
+    gathered = [torch.empty_like(value) for _ in range(world_size())]
+    dist.all_gather(gathered, value.contiguous())
+    return torch.stack(gathered)

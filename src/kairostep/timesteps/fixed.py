@@ -1,0 +1,164 @@
+"""Samplers that never change: a density stated once, drawn from by its inverse CDF."""
+
+import math
+from typing import Protocol, TypedDict, Unpack
+
+import torch
+from torch import Tensor
+
+from kairostep.timesteps.arguments import finite, positive
+from kairostep.timesteps.draws import Draws
+from kairostep.timesteps.histogram import rebin, with_floor
+from kairostep.timesteps.sampler import Timesteps, TimestepSampler, draw
+
+NUM_BINS = 4000  # of a continuous density: finer than any discrete process in use, a multiple of the usual 1000
+UNBIASED_FLOOR = 0.1  # share of uniform draws under `unbiased`: without it, weights of 1/density have infinite variance
+
+
+class LogSNR(Protocol):
+    """A diffusion process, as far as a sampler cares: log-SNR falls as t goes from 0 to 1."""
+
+    def log_snr(self, t: Tensor) -> Tensor:
+        """Return log(alpha**2 / sigma**2) at t (N,)."""
+        ...
+
+
+class DrawOptions(TypedDict, total=False):
+    """What every density sampler takes.
+
+    unbiased: weight by 1/density, which keeps the objective; one draw in ten is then uniform, so that no weight
+        exceeds 10.
+    stratified: spread each batch, over all ranks, evenly over the density.
+    seed: the draws are a function of (seed, step, rank, row).
+    """
+
+    unbiased: bool
+    stratified: bool
+    seed: int
+
+
+class Tabulated(TimestepSampler):
+    """Draws from any density given as the mass of equal bins of [0, 1]."""
+
+    mass: Tensor
+
+    def __init__(self, mass: Tensor, *, unbiased: bool = False, stratified: bool = True, seed: int = 0) -> None:
+        super().__init__()
+        mass = torch.as_tensor(mass, dtype=torch.float64)
+        if mass.ndim != 1 or not bool((mass >= 0).all()) or not 0 < float(mass.sum()) < math.inf:
+            raise ValueError(
+                f"mass must be a vector of finite numbers, none negative and not all 0, got shape {tuple(mass.shape)} "
+                f"with sum {float(mass.sum())}: pass for instance torch.ones(100)"
+            )
+        self.unbiased = unbiased
+        self.draws = Draws(seed, stratified=stratified)
+        mass = with_floor(mass, UNBIASED_FLOOR if unbiased else 0.0)
+        self.register_buffer("mass", mass.float(), persistent=False)  # an argument, not something learned
+
+    def sample(self, x0: Tensor) -> Timesteps:
+        """Return one time and one weight for each row of x0 (B, ...)."""
+        return draw(self.mass, self.draws(x0), unbiased=self.unbiased)
+
+    def density(self, num_bins: int = 100) -> Tensor:
+        """Return where the draws go: (num_bins,), summing to 1."""
+        return rebin(self.mass, num_bins)
+
+
+class Uniform(Tabulated):
+    """Every time alike: the baseline."""
+
+    def __init__(self, **options: Unpack[DrawOptions]) -> None:
+        super().__init__(torch.ones(1), **options)
+
+
+class LogitNormal(Tabulated):
+    """t = sigmoid(z), z ~ N(mean, std**2): Stable Diffusion 3 (Esser et al. 2024); the "log-normal" of Kim et al."""
+
+    def __init__(self, mean: float = 0.0, std: float = 1.0, **options: Unpack[DrawOptions]) -> None:
+        finite("mean", mean)
+        positive("std", std)
+        edges = torch.linspace(0, 1, NUM_BINS + 1, dtype=torch.float64)
+        super().__init__(torch.special.ndtr((edges.logit() - mean) / std).diff(), **options)
+
+
+class Mode(Tabulated):
+    """t = 1 - u - scale (cos(pi u / 2)**2 - 1 + u), u uniform (Esser et al. 2024).
+
+    A positive scale favours the middle, a negative one both ends.
+    """
+
+    def __init__(self, scale: float = 1.29, **options: Unpack[DrawOptions]) -> None:
+        if not -1 <= scale <= 2 / (math.pi - 2):
+            raise ValueError(
+                f"scale must be in [-1, 2 / (pi - 2) = 1.7519], where t falls as u rises, got {scale}: pass scale=1.29"
+            )
+        edges = torch.linspace(0, 1, NUM_BINS + 1, dtype=torch.float64)
+        low, high = torch.zeros_like(edges), torch.ones_like(edges)
+        for _ in range(60):  # t(u) falls: bisect for the u of each edge
+            u = (low + high) / 2
+            above = 1 - u - scale * ((math.pi * u / 2).cos().square() - 1 + u) > edges
+            low, high = torch.where(above, u, low), torch.where(above, high, u)
+        super().__init__(-((low + high) / 2).diff(), **options)
+
+
+class FixedBeta(Tabulated):
+    """t ~ Beta(a, b)."""
+
+    def __init__(self, a: float, b: float, **options: Unpack[DrawOptions]) -> None:
+        edges = torch.linspace(0, 1, NUM_BINS + 1, dtype=torch.float64)
+        super().__init__(beta_cdf(edges, positive("a", a), positive("b", b)).diff(), **options)
+
+
+class LogNormalSigma(Tabulated):
+    """log(sigma / alpha) ~ N(mean, std**2): EDM (Karras et al. 2022), on any process.
+
+    What lies outside the range of the process goes to its nearest end.
+    """
+
+    def __init__(self, process: LogSNR, mean: float = -1.2, std: float = 1.2, **options: Unpack[DrawOptions]) -> None:
+        finite("mean", mean)
+        positive("std", std)
+        between = log_snr_between_bins(process)
+        super().__init__(mass_from_inner_cdf(torch.special.ndtr((-between / 2 - mean) / std)), **options)
+
+
+class Laplace(Tabulated):
+    """log-SNR ~ Laplace(mean, scale): Hang et al. 2024 (2407.03297), on any process.
+
+    What lies outside the range of the process goes to its nearest end.
+    """
+
+    def __init__(self, process: LogSNR, mean: float = 0.0, scale: float = 0.5, **options: Unpack[DrawOptions]) -> None:
+        finite("mean", mean)
+        z = (mean - log_snr_between_bins(process)) / positive("scale", scale)
+        super().__init__(mass_from_inner_cdf(torch.where(z < 0, z.exp() / 2, 1 - (-z).exp() / 2)), **options)
+
+
+def log_snr_between_bins(process: LogSNR) -> Tensor:
+    """Return log-SNR halfway between neighbouring bins (K-1,), bins being the process's steps where it has such."""
+    num_bins = getattr(process, "num_steps", NUM_BINS)
+    centres = (torch.arange(num_bins, dtype=torch.float64) + 0.5) / num_bins
+    log_snr = process.log_snr(centres).double()
+    return (log_snr[1:] + log_snr[:-1]) / 2
+
+
+def mass_from_inner_cdf(below: Tensor) -> Tensor:
+    """Return the mass of K bins of t from the share of draws left of each inner edge (K-1,)."""
+    return torch.cat([below.new_zeros(1), below, below.new_ones(1)]).diff().clamp(min=0)
+
+
+def beta_cdf(x: Tensor, a: float, b: float) -> Tensor:
+    """Return the regularised incomplete beta function I_x(a, b) for x in [0, 1], float64.
+
+    In z = logit(x) the density is smooth and falls off exponentially on both sides: the trapezoidal rule is accurate.
+    """
+    log_norm = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+    low = (math.log(1e-18 * a) + log_norm) / a  # below and above, less than 1e-18 of the mass
+    high = -(math.log(1e-18 * b) + log_norm) / b
+    z = torch.linspace(low, high, 200_001, dtype=torch.float64)
+    pdf = (a * torch.nn.functional.logsigmoid(z) + b * torch.nn.functional.logsigmoid(-z) - log_norm).exp()
+    cdf = torch.cumulative_trapezoid(pdf, z)
+    cdf = torch.cat([cdf.new_zeros(1), cdf])
+    position = ((x.logit() - low) / (high - low) * 200_000).clamp(0, 200_000)
+    index = position.floor().clamp(max=199_999).long()
+    return torch.lerp(cdf[index], cdf[index + 1], position - index) / cdf[-1]

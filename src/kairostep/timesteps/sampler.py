@@ -1,0 +1,84 @@
+"""The contract: what a timestep sampler draws, what it is shown, what it can be asked."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from kairostep.timesteps.histogram import bin_index, quantile
+
+LossAt = Callable[[Tensor, Tensor], Tensor]
+"""`loss_at(rows, t)`: losses (N,) of the rows (N,) of the current batch at the times t (N,)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timesteps:
+    """Where to train, and how much each sample counts."""
+
+    t: Tensor  # (B,) in [0, 1]: 0 is clean data, 1 is pure noise
+    weight: Tensor  # (B,) factor for the per-sample loss
+
+    def index(self, num_steps: int) -> Tensor:
+        """Return the steps 0..num_steps-1 of a discrete process, 0 the least noisy: (B,) int64."""
+        return bin_index(self.t, num_steps)
+
+
+def draw(mass: Tensor, u: Tensor, *, unbiased: bool) -> Timesteps:
+    """Return times at the quantiles u (B,) of the mass (K,), weighted by 1/density if `unbiased`, else by 1."""
+    t, index = quantile(mass, u)
+    weight = mass.sum() / (mass.shape[0] * mass[index]) if unbiased else torch.ones_like(t)
+    return Timesteps(t, weight.to(t.dtype))
+
+
+class TimestepSampler(nn.Module):
+    """Decides which timesteps to train on; a Module whose `state_dict` holds all that it learned and where it stands.
+
+    A training loop with a sampler, any sampler:
+
+        drawn = sampler.sample(x)
+        losses = loss_at(slice(None), drawn.t)
+        (losses * drawn.weight).mean().backward()
+        with sampler.observe(x, drawn, losses.detach(), loss_at):
+            optimizer.step()
+    """
+
+    def sample(self, x0: Tensor) -> Timesteps:
+        """Return one time and one weight for each row of the clean batch x0 (B, ...)."""
+        raise NotImplementedError
+
+    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> AbstractContextManager[None]:
+        """Wrap the optimizer's step; what a sampler learns, it learns here. By default nothing.
+
+        `losses` (B,) are the detached per-sample losses at `drawn.t`, before `drawn.weight`.
+        """
+        return nullcontext()
+
+    def density(self, num_bins: int = 100) -> Tensor:
+        """Return where the draws go now: the mass of equal bins of [0, 1], (num_bins,), summing to 1."""
+        raise NotImplementedError
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Return scalars worth logging; reading them from a GPU is the caller's synchronisation."""
+        return {}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Follow the model to its device but never into half precision: tables and counts would lose their meaning."""
+
+        def move(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
+        super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+
+def check_observed(drawn: Timesteps, losses: Tensor) -> None:
+    """Raise unless there is one loss for each time drawn."""
+    if losses.shape != drawn.t.shape:
+        raise ValueError(
+            f"losses must be one value per sample, {tuple(drawn.t.shape)}, got {tuple(losses.shape)}: "
+            "reduce over all dimensions but the first, for instance losses.flatten(1).mean(1)"
+        )

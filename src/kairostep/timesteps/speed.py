@@ -1,0 +1,116 @@
+"""SpeeD (Wang et al., CVPR 2025, 2405.17403): fewer draws where the process has almost stopped changing."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kairostep.timesteps.arguments import choice
+from kairostep.timesteps.draws import Draws
+from kairostep.timesteps.histogram import quantile, rebin
+from kairostep.timesteps.sampler import Timesteps, TimestepSampler
+
+NUM_STEPS = 1000  # in which a continuous process is read
+SLOPE_THRESHOLD = 1e-4  # of sigma per step: under it the process counts as converged
+SUPPRESSION = 5.0  # k: how much rarer the convergence area is drawn
+CONVERGENCE_START = 0.7  # tau / T of the paper's version
+LAMBDA = 0.6  # of the change-aware weight
+
+
+class Sigma(Protocol):
+    """A variance-preserving diffusion process, as far as SpeeD cares."""
+
+    def sigma(self, t: Tensor) -> Tensor:
+        """Return the standard deviation of the noise at t (N,)."""
+        ...
+
+
+def slope(values: Tensor) -> Tensor:
+    """Return the change per step: central differences, one-sided at both ends."""
+    return torch.gradient(values)[0]
+
+
+def num_meaningful_steps(sigma: Tensor) -> int:
+    """Return M, one more than the first step at which sigma (T,) has almost stopped rising, or T if it never does."""
+    converged = (slope(sigma) < SLOPE_THRESHOLD).nonzero()
+    return min(int(converged[0]) + 1, sigma.shape[0]) if converged.numel() else sigma.shape[0]
+
+
+def v1_mass(sigma: Tensor) -> Tensor:
+    """Return the asymmetric density of the first public version (T,): 2.5 where sigma rises, 0.5 where it does not."""
+    mass = torch.tanh(1e6 * (slope(sigma) - SLOPE_THRESHOLD)) + 1.5
+    return mass / mass.sum()
+
+
+def paper_mass(sigma: Tensor) -> Tensor:
+    """Return the asymmetric density of the paper (T,): k below tau, 1 from there on."""
+    before = torch.arange(sigma.shape[0]) < convergence_start(sigma)
+    mass = torch.where(before, SUPPRESSION, 1.0).to(sigma)
+    return mass / mass.sum()
+
+
+def v1_weight(sigma: Tensor) -> Tensor:
+    """Return 1 - alpha_bar (T,), P2 with gamma = k = 1, the weight of the first public version."""
+    return sigma.square()
+
+
+def paper_weight(sigma: Tensor) -> Tensor:
+    """Return the change-aware weight (T,): from 1 - lambda to lambda with the slope of 1 - alpha_bar, 1 from tau on."""
+    change = slope(sigma.square())
+    relative = (change - change.min()) / (change.max() - change.min())
+    weight = (1 - LAMBDA) + (2 * LAMBDA - 1) * relative
+    return torch.where(torch.arange(sigma.shape[0]) < convergence_start(sigma), weight, 1.0)
+
+
+def convergence_start(sigma: Tensor) -> int:
+    """Return tau, the first step of the paper's convergence area: 700 of 1000."""
+    return round(CONVERGENCE_START * sigma.shape[0])
+
+
+class Speed(TimestepSampler):
+    """Asymmetric draws in mirrored pairs, with SpeeD's own loss weight for an epsilon loss.
+
+    version="paper" is the method of the paper, merged into its repository in October 2024; version="v1" the code that
+    was public before, which Kim et al. compare with. A pair is a step t of the asymmetric density and its mirror M - t
+    (t - M from M on); which of the two comes first is a coin toss, so that every row, and a batch of one, follows
+    `density()`.
+    """
+
+    mass: Tensor
+    loss_weight: Tensor
+
+    def __init__(self, process: Sigma, version: str = "paper", *, stratified: bool = True, seed: int = 0) -> None:
+        super().__init__()
+        choice("version", version, ("paper", "v1"))
+        num_steps = getattr(process, "num_steps", NUM_STEPS)
+        sigma = process.sigma((torch.arange(num_steps, dtype=torch.float64) + 0.5) / num_steps)
+        mass, weight = (paper_mass, paper_weight) if version == "paper" else (v1_mass, v1_weight)
+        self.num_meaningful_steps = num_meaningful_steps(sigma)
+        self.draws = Draws(seed, stratified=stratified)
+        self.register_buffer("mass", mass(sigma).float(), persistent=False)
+        self.register_buffer("loss_weight", weight(sigma).float(), persistent=False)
+
+    def mirror(self, index: Tensor) -> Tensor:
+        """Return the other step of each pair (N,)."""
+        mirrored = (index - self.num_meaningful_steps).abs()  # M - t below M, t - M from there on
+        return mirrored.clamp(max=self.mass.shape[0] - 1)
+
+    def sample(self, x0: Tensor) -> Timesteps:
+        """Return one time and one weight for each row of x0 (B, ...)."""
+        num_rows, num_steps = x0.shape[0], self.mass.shape[0]
+        one_per_pair = x0[: (num_rows + 1) // 2]
+        t, index = quantile(self.mass, self.draws(one_per_pair))
+        mirrored = self.mirror(index)
+        mirrored_t = t + (mirrored - index) / num_steps
+        swap = self.draws(one_per_pair) < 0.5
+        first, second = torch.where(swap, mirrored_t, t), torch.where(swap, t, mirrored_t)
+        first_index, second_index = torch.where(swap, mirrored, index), torch.where(swap, index, mirrored)
+        weight = self.loss_weight[torch.cat([first_index, second_index])[:num_rows]]
+        t = torch.cat([first, second])[:num_rows]
+        return Timesteps(t, weight.to(t.dtype))
+
+    def density(self, num_bins: int = 100) -> Tensor:
+        """Return where the draws go, both of each pair: (num_bins,), summing to 1."""
+        mirrored = self.mirror(torch.arange(self.mass.shape[0], device=self.mass.device))
+        pairs = self.mass.scatter_add(0, mirrored, self.mass)  # a step and what is mirrored onto it
+        return rebin(pairs, num_bins)
