@@ -4,10 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+from kairostep.timesteps.arguments import positive
 from torch import Tensor
 from torch.nn import functional as F
-
-from kairostep.timesteps.arguments import positive
 
 
 class Prediction(Protocol):

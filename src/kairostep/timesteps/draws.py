@@ -6,9 +6,9 @@ the step is a buffer on the device.
 """
 
 import torch
-from torch import Tensor, nn
-
 from kairostep.timesteps.distributed import rank, world_size
+from kairostep.timesteps.histogram import BELOW_ONE
+from torch import Tensor, nn
 
 _32_BITS = 0xFFFFFFFF
 _GOLDEN_RATIO = 0x9E3779B9  # of 2**32: multiples of it stay far apart from each other
@@ -59,4 +59,4 @@ class Draws(nn.Module):
             stratum = bits[num_global:].argsort()  # (N,) a random permutation
             u = (stratum + u) / num_global
         first = rank() * num_local
-        return u[first : first + num_local].clamp(2**-25, 1 - 2**-24)  # (B,)
+        return u[first : first + num_local].clamp(2**-25, BELOW_ONE)  # (B,)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+BELOW_ONE = 1 - 2**-24  # the largest float32 under 1: a foreign loop's (t * T).long() stays under T
+
 
 def bin_index(t: Tensor, num_bins: int) -> Tensor:
     """Return the equal bin each t in [0, 1] falls into: int64 in 0..num_bins-1."""
@@ -21,7 +23,8 @@ def quantile(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     edges = cumulative(mass.to(u.dtype))
     index = torch.searchsorted(edges[1:], u, right=True).clamp(max=num_bins - 1)  # never a bin without mass
     left, right = edges[index], edges[index + 1]
-    return (index + (u - left) / (right - left)) / num_bins, index
+    t = (index + (u - left) / (right - left)) / num_bins
+    return t.clamp(max=BELOW_ONE), index
 
 
 def rebin(mass: Tensor, num_bins: int) -> Tensor:

@@ -5,9 +5,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
 from kairostep.timesteps.arguments import count, decay_rate, positive, share
 from kairostep.timesteps.distributed import gather_over_ranks, rank, sum_over_ranks
 from kairostep.timesteps.draws import Draws
@@ -15,10 +12,12 @@ from kairostep.timesteps.fixed import UNBIASED_FLOOR, LogSNR
 from kairostep.timesteps.histogram import bin_index, rebin, with_floor
 from kairostep.timesteps.randomness import isolated_randomness
 from kairostep.timesteps.sampler import LossAt, Timesteps, TimestepSampler, check_observed, draw
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 def finite_in_bins(t: Tensor, losses: Tensor, num_bins: int) -> tuple[Tensor, Tensor]:
-    """Return bin (B,) and loss (B,); a loss whose square is not finite becomes 0 and goes to the extra bin `num_bins`."""
+    """Return bin (B,) and loss (B,); a loss whose square is not finite becomes 0 in the extra bin `num_bins`."""
     losses = losses.float()
     finite = losses.square().isfinite()
     index = torch.where(finite, bin_index(t, num_bins), num_bins)
@@ -137,14 +136,20 @@ class InfoNoise(TimestepSampler):
         self.floor = positive("floor", share("floor", floor))
         self.unbiased = unbiased
         self.draws = Draws(seed, stratified=stratified)
+        self.process = process
+        self.loss_weight = loss_weight
         centres = (torch.arange(count("num_bins", num_bins, at_least=2), dtype=torch.float64) + 0.5) / num_bins
-        log_snr = process.log_snr(centres).clamp(-20, 20)
+        log_snr = self.bounded_log_snr(centres)
         self.register_buffer("log_snr", log_snr.float(), persistent=False)
         self.register_buffer("log_width", torch.gradient(-log_snr / 2)[0].log().float(), persistent=False)
         self.register_buffer("log_weight", loss_weight(log_snr).log().float(), persistent=False)
         self.register_buffer("error", torch.zeros(num_bins))
         self.register_buffer("num_seen", torch.zeros(num_bins, dtype=torch.int64))
         self.register_buffer("num_skipped", torch.tensor(0))
+
+    def bounded_log_snr(self, t: Tensor) -> Tensor:
+        """Return log-SNR kept in the range of usual processes: a flow starts and ends at infinity."""
+        return self.process.log_snr(t).clamp(-20, 20)
 
     def mass(self) -> Tensor:
         """Return the mass of each bin (K,)."""
@@ -172,15 +177,15 @@ class InfoNoise(TimestepSampler):
 
     @torch.no_grad()
     def record(self, t: Tensor, losses: Tensor) -> None:
-        """Move each bin's mean error toward its new losses (B,), as if the batches of all ranks were one."""
+        """Move each bin's mean error toward that of its new losses (B,), as if the batches of all ranks were one."""
         num_bins = len(self.error)
-        index, losses = finite_in_bins(t, losses, num_bins)
-        new = losses.new_zeros(2, num_bins + 1)
-        new.index_add_(1, index, torch.stack([losses, torch.ones_like(losses)]))
+        index, errors = finite_in_bins(t, losses / self.loss_weight(self.bounded_log_snr(t)), num_bins)
+        new = errors.new_zeros(2, num_bins + 1)
+        new.index_add_(1, index, torch.stack([errors, torch.ones_like(errors)]))
         total, num_new = sum_over_ranks(new)
         self.num_skipped += num_new[-1].long()
         total, num_new = total[:-1], num_new[:-1]
-        mean = total / num_new.clamp(min=1) / self.log_weight.exp()
+        mean = total / num_new.clamp(min=1)
         keep = torch.where(self.num_seen > 0, self.decay**num_new, (num_new == 0).float())
         self.error.copy_(torch.lerp(mean, self.error, keep))
         self.num_seen += num_new.long()
@@ -269,7 +274,7 @@ class GradientVariance(TimestepSampler):
         yield
 
     def measure(self, bin_: int, x0: Tensor, loss_at: LossAt) -> tuple[Tensor, Tensor]:
-        """Return the variance of one row's gradient at the centre of the bin, and the rows used, over all ranks: (), ()."""
+        """Return the variance of one row's gradient at the centre of the bin and the rows used, over all ranks."""
         rows = torch.arange(len(x0), device=x0.device)
         rows_per_gradient = min(self.rows_per_gradient, max(1, len(x0) // 2))
         sizes, squares, total = [], [], torch.zeros((), device=x0.device)

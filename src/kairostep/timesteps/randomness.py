@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-
 from kairostep.timesteps.distributed import rank
 
 

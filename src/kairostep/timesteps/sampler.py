@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
-from torch import Tensor, nn
-
 from kairostep.timesteps.histogram import bin_index, quantile
+from torch import Tensor, nn
 
 LossAt = Callable[[Tensor, Tensor], Tensor]
 """`loss_at(rows, t)`: losses (N,) of the rows (N,) of the current batch at the times t (N,)."""
@@ -18,7 +17,7 @@ LossAt = Callable[[Tensor, Tensor], Tensor]
 class Timesteps:
     """Where to train, and how much each sample counts."""
 
-    t: Tensor  # (B,) in [0, 1]: 0 is clean data, 1 is pure noise
+    t: Tensor  # (B,) in [0, 1): 0 is clean data, 1 is pure noise
     weight: Tensor  # (B,) factor for the per-sample loss
 
     def index(self, num_steps: int) -> Tensor:

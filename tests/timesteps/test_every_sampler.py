@@ -1,0 +1,194 @@
+"""What holds for every sampler; `samplers.py` beside this lists them."""
+
+import io
+from typing import Any
+
+import kairostep as ks
+import pytest
+import torch
+from samplers import LEARNING, SAMPLERS, UNBIASED, batch, build_model, losses_of, teach
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+
+TAUGHT_STEPS = range(60)
+
+
+def build(name: str, seed: int = 0) -> ks.TimestepSampler:
+    return SAMPLERS[name](build_model(), seed)
+
+
+def build_taught(name: str, seed: int = 0) -> ks.TimestepSampler:
+    model = build_model()
+    sampler = SAMPLERS[name](model, seed)
+    teach(sampler, model, TAUGHT_STEPS)
+    return sampler
+
+
+every_sampler = pytest.mark.parametrize("name", SAMPLERS)
+
+
+@every_sampler
+@pytest.mark.parametrize("shape", [(1, 4), (7, 4), (128, 4), (5, 3, 16), (6, 3, 8, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_draws_one_time_in_range_and_one_weight_per_row(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    drawn = build(name).sample(torch.zeros(shape, dtype=dtype))
+    assert drawn.t.shape == drawn.weight.shape == shape[:1]
+    assert drawn.t.dtype == drawn.weight.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert bool(((drawn.t >= 0) & (drawn.t < 1)).all())
+    assert bool((drawn.weight.isfinite() & (drawn.weight > 0)).all())
+    for num_steps in (1, 10, 1000):
+        index = drawn.index(num_steps)
+        assert torch.equal(index, (drawn.t * num_steps).long())
+        assert index.dtype == torch.int64
+        assert 0 <= int(index.min()) <= int(index.max()) < num_steps
+
+
+@every_sampler
+@pytest.mark.parametrize("num_rows", [1, 3, 128])
+def test_density_is_where_the_draws_go(name: str, num_rows: int) -> None:
+    sampler = build_taught(name)
+    num_batches = 3000 if num_rows == 1 else 20_000 // num_rows
+    times = torch.cat([sampler.sample(torch.zeros(num_rows, 4)).t for _ in range(num_batches)])
+    for num_bins in (10, 33):
+        density = sampler.density(num_bins)
+        assert density.shape == (num_bins,)
+        assert_close(density.sum(), torch.tensor(1.0))
+        drawn = torch.histc(times, num_bins, 0, 1) / len(times)
+        noise = (density * (1 - density) / len(times)).sqrt()
+        assert bool(((drawn - density).abs() <= 5 * noise + 1e-4).all()), (drawn, density)
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_learning_samplers_move_away_from_uniform(name: str) -> None:
+    before, after = build(name).density(10), build_taught(name).density(10)
+    assert_close(before, torch.full((10,), 0.1))
+    assert float((after - before).abs().sum()) > 0.2
+
+
+@every_sampler
+def test_saved_and_loaded_goes_on_bitwise(name: str) -> None:
+    model, other_model = build_model(), build_model()
+    sampler, resumed = SAMPLERS[name](model, 0), SAMPLERS[name](other_model, 123)
+    teach(sampler, model, range(23))
+    file = io.BytesIO()
+    torch.save(sampler.state_dict(), file)
+    file.seek(0)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    teach(sampler, model, range(23, 40))
+    teach(resumed, other_model, range(23, 40))
+    assert_same_state(sampler, resumed)
+    first, second = sampler.sample(batch(0)), resumed.sample(batch(0))
+    assert torch.equal(first.t, second.t)
+    assert torch.equal(first.weight, second.weight)
+
+
+def assert_same_state(one: ks.TimestepSampler, other: ks.TimestepSampler) -> None:
+    state, other_state = one.state_dict(), other.state_dict()
+    assert state.keys() == other_state.keys()
+    for key in state:
+        assert torch.equal(state[key], other_state[key]), key
+
+
+@every_sampler
+def test_seeds_and_steps_give_different_draws(name: str) -> None:
+    x0 = torch.zeros(64, 4)
+    sampler, other = build(name, seed=0), build(name, seed=1)
+    first = sampler.sample(x0).t
+    assert not torch.equal(first, sampler.sample(x0).t)
+    assert not torch.equal(first, other.sample(x0).t)
+    assert torch.equal(first, build(name, seed=0).sample(x0).t)
+
+
+@pytest.mark.parametrize("name", UNBIASED)
+def test_unbiased_weights_keep_the_objective(name: str) -> None:
+    sampler = build_taught(name)
+    drawn = [sampler.sample(torch.zeros(128, 4, dtype=torch.float64)) for _ in range(400)]
+    t, weight = torch.cat([d.t for d in drawn]), torch.cat([d.weight for d in drawn])
+    assert name == "uniform" or float(weight.std()) > 0.1
+    for function, integral in ((torch.ones_like, 1.0), (torch.square, 1 / 3), (torch.exp, torch.e - 1)):
+        estimate = weight * function(t)
+        error = estimate.std() / len(t) ** 0.5
+        assert abs(float(estimate.mean()) - integral) < 4 * float(error) + 1e-9
+
+
+@every_sampler
+def test_sample_compiles_without_a_graph_break_and_draws_the_same(name: str) -> None:
+    torch.compiler.reset()
+    sampler, compiled = build_taught(name), build_taught(name)
+    sample = torch.compile(compiled.sample, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        expected, drawn = sampler.sample(batch(0)), sample(batch(0))
+        assert_close(drawn.t, expected.t)
+        assert_close(drawn.weight, expected.weight)
+
+
+class NoHostSync(TorchDispatchMode):
+    """Refuses whatever would make a GPU's host wait: reading a value, shapes that depend on values."""
+
+    FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert not name.startswith(self.FORBIDDEN), f"{name} synchronises"
+        return func(*args, **(kwargs or {}))
+
+
+@every_sampler
+def test_neither_sample_nor_observe_waits_for_the_device(name: str) -> None:
+    model = build_model()
+    sampler = SAMPLERS[name](model, 0)
+    with NoHostSync():
+        teach(sampler, model, range(3))
+
+
+@every_sampler
+def test_the_training_stream_is_left_alone(name: str) -> None:
+    model = build_model()
+    sampler = SAMPLERS[name](model, 0)
+    before = torch.get_rng_state()
+    teach(sampler, model, range(3))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e38])
+def test_losses_that_are_not_finite_are_skipped_and_counted(name: str, bad: float) -> None:
+    model = build_model()
+    sampler = SAMPLERS[name](model, 0)
+    teach(sampler, model, TAUGHT_STEPS)
+    density = sampler.density()
+    for step in range(4):
+        x0 = batch(step)
+        drawn = sampler.sample(x0)
+        broken = torch.full((len(x0),), bad)
+        with sampler.observe(x0, drawn, broken, lambda rows, t: losses_of(model, batch(0))(rows, t) * bad):
+            pass
+    assert all(bool(value.isfinite().all()) for value in sampler.state_dict().values())
+    assert_close(sampler.density(), density)
+    skipped = [int(value) for key, value in sampler.diagnostics().items() if key.startswith("skipped")]
+    assert skipped in ([4 * 64], [2])  # every loss, or every probe
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_losses_of_the_wrong_shape_are_refused(name: str) -> None:
+    sampler = build(name)
+    drawn = sampler.sample(batch(0))
+    with (
+        pytest.raises(ValueError, match=r"one value per sample, \(64,\), got \(64, 4\)"),
+        sampler.observe(batch(0), drawn, torch.zeros(64, 4), losses_of(build_model(), batch(0))),
+    ):
+        pass
+
+
+@every_sampler
+def test_a_cast_to_half_precision_leaves_the_sampler_exact(name: str) -> None:
+    sampler, cast = build_taught(name), build_taught(name)
+    cast.half()
+    assert_same_state(sampler, cast)
+    assert torch.equal(sampler.sample(batch(0)).t, cast.sample(batch(0)).t)
+
+
+@every_sampler
+def test_a_batch_on_another_device_is_refused_with_the_fix(name: str) -> None:
+    with pytest.raises(ValueError, match=r"sampler\.to\('meta'\)"):
+        build(name).sample(torch.zeros(8, 4, device="meta"))

@@ -1,0 +1,143 @@
+"""The learning samplers against independent implementations of their formulas."""
+
+import kairostep as ks
+import numpy as np
+import pytest
+import torch
+from kairostep.timesteps.sampler import Timesteps
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+
+def show(sampler: ks.TimestepSampler, t: Tensor, losses: Tensor) -> None:
+    with sampler.observe(torch.zeros(len(t), 1), Timesteps(t, torch.ones_like(t)), losses, lambda rows, t: t):
+        pass
+
+
+def test_loss_second_moment_follows_the_queues_of_its_last_losses() -> None:
+    num_bins, history, uniform_prob = 20, 4, 0.01
+    sampler = ks.LossSecondMoment(num_bins, history, uniform_prob)
+    queues: list[list[float]] = [[] for _ in range(num_bins)]
+    generator = torch.Generator().manual_seed(0)
+    num_warm = 0
+    for _ in range(30):
+        t = torch.rand(16, generator=generator).square()  # crowds the first bins with more than a queue holds
+        losses = torch.randn(16, generator=generator).exp() * (1 + t)
+        show(sampler, t, losses)
+        for index, loss in zip((t * num_bins).long().tolist(), losses.tolist(), strict=True):
+            queues[index] = [*queues[index], loss][-history:]
+        expected = np.full(num_bins, 1 / num_bins)
+        if all(len(queue) == history for queue in queues):
+            num_warm += 1
+            root_mean_square = np.sqrt(np.mean(np.square(queues), axis=1))
+            expected = (1 - uniform_prob) * root_mean_square / root_mean_square.sum() + uniform_prob / num_bins
+        assert_close(sampler.density(num_bins), torch.tensor(expected, dtype=torch.float32))
+    assert 5 < num_warm < 30
+
+
+def test_loss_second_moment_weights_are_one_over_probability() -> None:
+    sampler = ks.LossSecondMoment(10, history=1, uniform_prob=0.1)
+    t = (torch.arange(10) + 0.5) / 10
+    show(sampler, t, 1 + 9 * t)
+    drawn = sampler.sample(torch.zeros(256, 1))
+    assert_close(drawn.weight, 1 / (10 * sampler.density(10)[drawn.index(10)]))
+
+
+def test_info_noise_follows_the_gated_entropy_rate() -> None:
+    """Gaussian data of variance v: the least error of x0 at noise s is v s^2 / (v + s^2)."""
+    process, v, num_bins = ks.EDMProcess(), 0.25, 40
+    sampler = ks.InfoNoise(process, torch.ones_like, num_bins=num_bins, warmup=1, floor=0.1)
+    t = (torch.arange(num_bins, dtype=torch.float64) + 0.5) / num_bins
+    sigma = process.sigma(t)
+    error = v * sigma**2 / (v + sigma**2)
+    for _ in range(3):
+        show(sampler, t.float(), error.float())
+    s, e = sigma.numpy(), error.numpy()
+    padded = np.log(np.concatenate([e[:1], e, e[-1:]]))
+    smooth = np.exp((padded[:-2] + padded[1:-1] + padded[2:]) / 3)
+    rate = smooth / s**2  # per log sigma; log sigma is linear in t here, so bins are alike
+    onset = s[rate >= 0.002 * rate.max()].max()
+    gated = rate * s**3 / (s**3 + onset**3)
+    expected = 0.9 * gated / gated.sum() + 0.1 / num_bins
+    assert_close(sampler.density(num_bins).double(), torch.tensor(expected), rtol=1e-4, atol=1e-6)
+
+
+def test_info_noise_reads_the_same_rate_whatever_the_loss_weights() -> None:
+    """Density times weight on x0 is the rate itself, up to a constant."""
+    process = ks.EDMProcess(sigma_min=0.1, sigma_max=10.0)
+    t = (torch.arange(50, dtype=torch.float64) + 0.5) / 50
+    products = []
+    for objective in (
+        ks.Objective(process),
+        ks.Objective(process, ks.V),
+        ks.Objective(process, ks.X0, ks.min_snr()),
+        ks.Objective(process, ks.EPSILON, ks.p2()),
+    ):
+        sampler = ks.InfoNoise(process, objective.x0_weight, num_bins=50, warmup=1, floor=1e-6)
+        weight = objective.x0_weight(process.log_snr(t))
+        show(sampler, t, weight * (0.01 + t))
+        product = (sampler.mass() - 1e-6 / 50) * weight
+        products.append(product / product.sum())
+    for product in products[1:]:
+        assert_close(product, products[0], rtol=1e-4, atol=1e-6)
+
+
+def test_info_noise_averages_by_its_decay_per_loss() -> None:
+    sampler = ks.InfoNoise(ks.EDMProcess(), torch.ones_like, num_bins=2, decay=0.9)
+    show(sampler, torch.tensor([0.1, 0.2, 0.8]), torch.tensor([1.0, 3.0, 5.0]))
+    assert_close(sampler.error, torch.tensor([2.0, 5.0]))  # the first losses stand alone
+    show(sampler, torch.tensor([0.1, 0.2]), torch.tensor([4.0, 6.0]))
+    assert_close(sampler.error, torch.tensor([0.81 * 2 + 0.19 * 5, 5.0]))
+
+
+@pytest.mark.parametrize("rows_per_gradient", [1, 4])
+def test_gradient_variance_is_the_trace_of_the_covariance_of_row_gradients(rows_per_gradient: int) -> None:
+    """A linear model's row gradients are known; the estimate from groups of rows has the same expectation."""
+    torch.manual_seed(0)
+    model, x0 = nn.Linear(3, 1, bias=False), torch.randn(4000, 3)
+    sampler = ks.GradientVariance(model.parameters(), num_bins=2, every=1, rows_per_gradient=rows_per_gradient)
+
+    def loss_at(rows: Tensor, t: Tensor) -> Tensor:
+        return model(x0[rows])[:, 0] * (1 + 2 * t)
+
+    for _ in range(2):
+        drawn = sampler.sample(x0)
+        with sampler.observe(x0, drawn, torch.zeros(4000), loss_at):
+            pass
+    expected = torch.stack([(x0 * scale).var(0).sum() for scale in (1.5, 2.5)])
+    tolerance = 1e-4 if rows_per_gradient == 1 else 0.1
+    assert_close(sampler.variance, expected, rtol=tolerance, atol=0)
+    assert_close(sampler.density(2), expected / expected.sum(), rtol=tolerance, atol=0)
+    assert int(sampler.diagnostics()["probe_evaluations"]) == 2 * 4000
+    assert model.weight.grad is None
+
+
+def test_gradient_variance_needs_a_differentiable_loss() -> None:
+    model, x0 = nn.Linear(3, 1), torch.randn(8, 3)
+    sampler = ks.GradientVariance(model.parameters())
+    drawn = sampler.sample(x0)
+    with (
+        pytest.raises(ValueError, match="differentiable loss_at"),
+        sampler.observe(x0, drawn, torch.zeros(8), lambda rows, t: model(x0[rows])[:, 0].detach()),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: ks.LossSecondMoment(num_bins=0), "num_bins must be a whole number of at least 1, got 0"),
+        (lambda: ks.LossSecondMoment(history=0), "history must be a whole number of at least 1, got 0"),
+        (lambda: ks.LossSecondMoment(uniform_prob=0.0), "uniform_prob must be a finite number above 0, got 0"),
+        (lambda: ks.LossSecondMoment(uniform_prob=1.5), r"uniform_prob must be a share in \[0, 1\], got 1.5"),
+        (lambda: ks.InfoNoise(ks.FlowProcess(), decay=1.0), r"decay must be in \[0, 1\), got 1.0"),
+        (lambda: ks.InfoNoise(ks.FlowProcess(), floor=-0.1), "floor must be a share"),
+        (lambda: ks.InfoNoise(ks.FlowProcess(), num_bins=1), "num_bins must be a whole number of at least 2, got 1"),
+        (lambda: ks.GradientVariance([]), r"pass model\.parameters\(\)"),
+        (lambda: ks.GradientVariance(nn.Linear(1, 1).parameters(), every=0), "every must be a whole number"),
+        (lambda: ks.Uniform(seed=-1), r"seed must be in \[0, 2\*\*32\), got -1"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_rule_and_value(build: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()  # type: ignore[operator]

@@ -1,0 +1,85 @@
+"""Two processes under gloo: equal learned state, different draws, and together what one process does alone."""
+
+from pathlib import Path
+from typing import Any
+
+import kairostep as ks
+import pytest
+import torch
+import torch.distributed as dist
+from samplers import SAMPLERS, batch, build_model, losses_of
+from torch.testing import assert_close
+
+NUM_ROWS = 64
+PAIRED_WITHIN_A_RANK = ("speed", "speed_v1")
+
+
+def step(sampler: ks.TimestepSampler, model: torch.nn.Module, x0: torch.Tensor) -> torch.Tensor:
+    loss_at = losses_of(model, x0)
+    drawn = sampler.sample(x0)
+    losses = loss_at(torch.arange(len(x0)), drawn.t).detach()
+    with sampler.observe(x0, drawn, losses, loss_at):
+        pass
+    return drawn.t
+
+
+def train(name: str, rows: slice, num_steps: int) -> tuple[ks.TimestepSampler, torch.nn.Module, torch.Tensor]:
+    model = build_model()
+    sampler = SAMPLERS[name](model, 7)
+    times = [step(sampler, model, batch(k, NUM_ROWS)[rows]) for k in range(num_steps)]
+    return sampler, model, torch.stack(times)
+
+
+def run_rank(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    results: dict[str, Any] = {}
+    half = slice(rank * NUM_ROWS // 2, (rank + 1) * NUM_ROWS // 2)
+    for name in SAMPLERS:
+        sampler, model, times = train(name, half, num_steps=40)
+        results[name] = {"times": times, "state": {k: v.clone() for k, v in sampler.state_dict().items()}}
+        step(sampler, model, batch(99, 20 if rank else 32))  # an unequal last batch
+        results[name]["after_unequal"] = sampler.state_dict()
+        results[name]["density"] = sampler.density()
+    torch.save(results, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    torch.multiprocessing.spawn(run_rank, (str(folder),), nprocs=2)
+    return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+@pytest.mark.parametrize("when", ["state", "after_unequal"])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_ranks_hold_the_same_state(ranks: list[dict[str, Any]], name: str, when: str) -> None:
+    first, second = ranks[0][name][when], ranks[1][name][when]
+    for key in first:
+        assert torch.equal(first[key], second[key]), key
+        assert bool(first[key].isfinite().all())
+    assert torch.equal(ranks[0][name]["density"], ranks[1][name]["density"])
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_ranks_draw_different_numbers(ranks: list[dict[str, Any]], name: str) -> None:
+    first, second = ranks[0][name]["times"], ranks[1][name]["times"]  # (steps, rows)
+    assert float((first == second).float().mean()) < 0.01
+    around_mean = torch.stack([times - times.mean(1, keepdim=True) for times in (first, second)]).flatten(1)
+    assert abs(float(torch.corrcoef(around_mean)[0, 1])) < 0.1
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in PAIRED_WITHIN_A_RANK])
+def test_two_ranks_do_what_one_does_with_the_whole_batch(ranks: list[dict[str, Any]], name: str) -> None:
+    sampler, _, times = train(name, slice(None), num_steps=40)
+    assert_close(torch.cat([rank[name]["times"] for rank in ranks], dim=1), times, rtol=0, atol=1e-4)
+    state = sampler.state_dict()
+    for key, value in ranks[0][name]["state"].items():
+        assert_close(value, state[key], rtol=1e-4, atol=1e-6, msg=key)
+
+
+def test_strata_cover_the_batches_of_both_ranks(ranks: list[dict[str, Any]]) -> None:
+    times = torch.cat([rank["uniform"]["times"] for rank in ranks], dim=1)  # (steps, 64)
+    strata = (times * NUM_ROWS).floor().long().sort(dim=1).values
+    assert bool((strata == torch.arange(NUM_ROWS)).all())
