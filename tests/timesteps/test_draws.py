@@ -14,7 +14,7 @@ def numbers(seed: int, *, stratified: bool) -> torch.Tensor:
     return torch.stack([draws(x0) for _ in range(NUM_STEPS)])  # (steps, rows)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])
+@pytest.mark.parametrize("seed", [0, 1, 2**63 - 1])
 @pytest.mark.parametrize("stratified", [False, True])
 def test_each_row_is_uniform_over_steps(seed: int, stratified: bool) -> None:
     u = numbers(seed, stratified=stratified)
@@ -40,11 +40,18 @@ def test_independent_draws_leave_strata_empty_and_stratified_ones_do_not() -> No
         assert abs(sum(filled) / 200 - share_of_filled) < 0.01
 
 
-def test_no_bit_of_the_hash_is_stuck_or_follows_its_neighbour() -> None:
+def test_no_bit_of_the_hash_is_stuck_or_follows_another() -> None:
     bits = mix(torch.arange(2**16))
-    table = torch.stack([(bits >> k) & 1 for k in range(32)]).double() - 0.5
+    table = torch.stack([(bits >> k) & 1 for k in range(64)]).double() - 0.5
     correlation = table @ table.T / (0.25 * 2**16)
-    assert float((correlation - torch.eye(32, dtype=torch.float64)).abs().max()) < 5 / 2**8
+    assert float((correlation - torch.eye(64, dtype=torch.float64)).abs().max()) < 5 / 2**8
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor imports what torch deprecates
+def test_the_hash_wraps_around_in_compiled_code_too() -> None:
+    """Signed overflow is what the compiler makes of it."""
+    values = torch.arange(-1000, 1000) * 0x1234567890ABC
+    assert torch.equal(torch.compile(mix)(values), mix(values))
 
 
 def test_numbers_never_reach_the_ends() -> None:

@@ -135,7 +135,7 @@ def test_gradient_variance_needs_a_differentiable_loss() -> None:
         (lambda: ks.InfoNoise(ks.FlowProcess(), num_bins=1), "num_bins must be a whole number of at least 2, got 1"),
         (lambda: ks.GradientVariance([]), r"pass model\.parameters\(\)"),
         (lambda: ks.GradientVariance(nn.Linear(1, 1).parameters(), every=0), "every must be a whole number"),
-        (lambda: ks.Uniform(seed=-1), r"seed must be in \[0, 2\*\*32\), got -1"),
+        (lambda: ks.Uniform(seed=-1), r"seed must be in \[0, 2\*\*63\), got -1"),
     ],
 )
 def test_wrong_arguments_are_refused_with_rule_and_value(build: object, message: str) -> None:

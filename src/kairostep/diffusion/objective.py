@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from kairostep.diffusion.prediction import EPSILON, Prediction
 from kairostep.diffusion.process import Process
-from kairostep.diffusion.weighting import Weighting, constant
+from kairostep.diffusion.weighting import LOG_SNR_LIMIT, Weighting, constant
 from torch import Tensor
 
 Target = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -39,6 +39,8 @@ class Objective:
         if t.shape != x0.shape[:1]:
             raise ValueError(f"t must have one time per row of x0, {tuple(x0.shape[:1])}, got {tuple(t.shape)}")
         noise = torch.randn_like(x0) if noise is None else noise
+        if noise.shape != x0.shape:
+            raise ValueError(f"noise must have the shape of x0, {tuple(x0.shape)}, got {tuple(noise.shape)}")
         alpha, sigma = (
             f(t).to(x0.dtype).view(-1, *[1] * (x0.ndim - 1)) for f in (self.process.alpha, self.process.sigma)
         )
@@ -62,4 +64,5 @@ class Objective:
 
     def x0_weight(self, log_snr: Tensor) -> Tensor:
         """Return the factor that this loss puts on the squared error of x0, as `InfoNoise(loss_weight=)` wants it."""
+        log_snr = log_snr.clamp(-LOG_SNR_LIMIT, LOG_SNR_LIMIT)
         return self.weighting(log_snr, self.prediction) / self.prediction.log_x0_error(log_snr).exp()

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from kairostep.timesteps.arguments import positive
 from torch import Tensor
 from torch.nn import functional as F
@@ -56,7 +57,7 @@ class X0Prediction:
 
     def log_x0_error(self, log_snr: Tensor) -> Tensor:
         """Return 0."""
-        return log_snr * 0
+        return torch.zeros_like(log_snr)
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,10 @@ class DiscreteProcess(Process):
     def __init__(self, betas: Tensor) -> None:
         betas = torch.as_tensor(betas, dtype=torch.float64, device="cpu")
         if betas.ndim != 1 or len(betas) < 2 or not bool(((betas > 0) & (betas <= 1)).all()):
+            span = f"from {betas.min()} to {betas.max()}" if betas.numel() else "none"
             raise ValueError(
-                "betas must be a vector of at least 2 numbers in (0, 1], "
-                f"got shape {tuple(betas.shape)}, range [{betas.min()}, {betas.max()}]: see DiscreteProcess.linear()"
+                f"betas must be a vector of at least 2 numbers in (0, 1], got shape {tuple(betas.shape)}, {span}: "
+                "see DiscreteProcess.linear() for an example"
             )
         if bool((betas[:-1] == 1).any()):
             raise ValueError("betas may reach 1 (zero terminal SNR) in the last step only, got 1 before: lower them")
@@ -90,6 +91,9 @@ class DiscreteProcess(Process):
     def cosine(cls, num_steps: int = 1000, offset: float = 0.008, max_beta: float = 0.999) -> "DiscreteProcess":
         """Return Nichol & Dhariwal's schedule."""
         count("num_steps", num_steps, at_least=2)
+        positive("offset", offset)
+        if not 0 < max_beta < 1:
+            raise ValueError(f"max_beta must be in (0, 1), got {max_beta}: the usual value is 0.999")
         t = torch.linspace(0, 1, num_steps + 1, dtype=torch.float64)
         alpha_bar = ((t + offset) / (1 + offset) * math.pi / 2).cos().square()
         return cls((1 - alpha_bar[1:] / alpha_bar[:-1]).clamp(max=max_beta))
@@ -126,7 +130,7 @@ class DiscreteProcess(Process):
         """Return the middle of the step whose log-SNR is nearest."""
         falling = self._table("log_snr", log_snr)
         between = ((falling[1:] + falling[:-1]) / 2).neg()
-        return (torch.searchsorted(between, -log_snr) + 0.5) / self.num_steps
+        return (torch.searchsorted(between, -log_snr, right=True).to(log_snr.dtype) + 0.5) / self.num_steps
 
     def vlb_weight(self, t: Tensor, variance: str = "fixed_large") -> Tensor:
         """Return c_t = beta**2 / (2 s**2 (1 - beta) (1 - alpha_bar)): Kim et al., Eq. 7, on the mean squared error.

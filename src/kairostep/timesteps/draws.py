@@ -10,17 +10,21 @@ from kairostep.timesteps.distributed import rank, world_size
 from kairostep.timesteps.histogram import BELOW_ONE
 from torch import Tensor, nn
 
-_32_BITS = 0xFFFFFFFF
-_GOLDEN_RATIO = 0x9E3779B9  # of 2**32: multiples of it stay far apart from each other
+
+def _signed(value: int) -> int:
+    """Return the 64 bits of `value` as int64 reads them."""
+    return value - 2**64 if value >= 2**63 else value
+
+
+_PER_STEP, _PER_ROW = _signed(0x9E3779B97F4A7C15), _signed(0xD1B54A32D192ED03)
+_FIRST, _SECOND = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 
 
 def mix(value: Tensor) -> Tensor:
-    """Return 32 well-mixed bits for each integer: int64 in, int64 in [0, 2**32) out."""
-    value = value & _32_BITS
-    # The multipliers lie under 2**31, so that no product leaves int64: signed overflow is not defined everywhere.
-    value = ((value ^ (value >> 16)) * 0x7FEB352D) & _32_BITS
-    value = ((value ^ (value >> 15)) * 0x2C1B3C6D) & _32_BITS
-    return value ^ (value >> 16)
+    """Return 64 well-mixed bits for each integer: int64 -> int64. Products wrap around, on every device."""
+    value = (value ^ (value >> 30)) * _FIRST
+    value = (value ^ (value >> 27)) * _SECOND
+    return value ^ (value >> 31)
 
 
 class Draws(nn.Module):
@@ -35,10 +39,10 @@ class Draws(nn.Module):
 
     def __init__(self, seed: int, *, stratified: bool) -> None:
         super().__init__()
-        if not 0 <= seed < 2**32:
-            raise ValueError(f"seed must be in [0, 2**32), got {seed}: pass for instance seed={seed % 2**32}")
+        if not 0 <= seed < 2**63:
+            raise ValueError(f"seed must be in [0, 2**63), got {seed}: pass for instance seed={abs(seed) % 2**63}")
         self.stratified = stratified
-        self.register_buffer("key", mix(torch.tensor(seed)))
+        self.register_buffer("key", mix(mix(torch.tensor(seed)) + _PER_STEP))
         self.register_buffer("step", torch.tensor(0))
 
     def forward(self, x0: Tensor) -> Tensor:
@@ -48,15 +52,15 @@ class Draws(nn.Module):
                 f"sampler and batch must be on one device, got {self.step.device} and {x0.device}: "
                 f"move the sampler once with sampler.to('{x0.device}')"
             )
-        dtype = torch.float64 if x0.dtype == torch.float64 else torch.float32  # t in half precision would be too coarse
+        dtype = torch.float64 if x0.dtype == torch.float64 else torch.float32  # half precision would be too coarse
         num_local = x0.shape[0]
         num_global = num_local * world_size()
-        counter = torch.arange(2 * num_global, device=x0.device)
-        bits = mix(mix(counter + self.key) + self.step * _GOLDEN_RATIO)  # (2N,)
+        row = torch.arange(num_global, device=x0.device)
+        bits = mix(row * _PER_ROW + (self.key + self.step * _PER_STEP))  # (N,)
         self.step.add_(1)
-        u = (bits[:num_global] >> 8).to(dtype) * 2**-24  # (N,) in [0, 1)
+        u = (bits & 0xFFFFFF).to(dtype) * 2**-24  # (N,) in [0, 1)
         if self.stratified:
-            stratum = bits[num_global:].argsort()  # (N,) a random permutation
+            stratum = bits.argsort()  # (N,) a random permutation; decided by the high bits, u by the low ones
             u = (stratum + u) / num_global
         first = rank() * num_local
         return u[first : first + num_local].clamp(2**-25, BELOW_ONE)  # (B,)

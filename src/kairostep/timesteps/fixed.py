@@ -44,10 +44,12 @@ class Tabulated(TimestepSampler):
     def __init__(self, mass: Tensor, *, unbiased: bool = False, stratified: bool = True, seed: int = 0) -> None:
         super().__init__()
         mass = torch.as_tensor(mass, dtype=torch.float64)
-        if mass.ndim != 1 or not bool((mass >= 0).all()) or not 0 < float(mass.sum()) < math.inf:
+        wrong = mass[~((mass >= 0) & (mass < math.inf))]
+        if mass.ndim != 1 or len(wrong) or not float(mass.sum()) > 0:
+            got = f"{float(wrong[0])}" if len(wrong) else f"shape {tuple(mass.shape)} with sum {float(mass.sum())}"
             raise ValueError(
-                f"mass must be a vector of finite numbers, none negative and not all 0, got shape {tuple(mass.shape)} "
-                f"with sum {float(mass.sum())}: pass for instance torch.ones(100)"
+                f"mass must be a vector of finite numbers, none negative and not all 0, got {got}: "
+                "pass for instance torch.ones(100)"
             )
         self.unbiased = unbiased
         self.draws = Draws(seed, stratified=stratified)
@@ -68,6 +70,11 @@ class Uniform(Tabulated):
 
     def __init__(self, **options: Unpack[DrawOptions]) -> None:
         super().__init__(torch.ones(1), **options)
+
+    def sample(self, x0: Tensor) -> Timesteps:
+        """Return one time for each row of x0 (B, ...), of weight 1."""
+        t = self.draws(x0)
+        return Timesteps(t, torch.ones_like(t))
 
 
 class LogitNormal(Tabulated):
@@ -134,10 +141,11 @@ class Laplace(Tabulated):
 
 
 def log_snr_between_bins(process: LogSNR) -> Tensor:
-    """Return log-SNR halfway between neighbouring bins (K-1,), bins being the process's steps where it has such."""
-    num_bins = getattr(process, "num_steps", NUM_BINS)
-    centres = (torch.arange(num_bins, dtype=torch.float64) + 0.5) / num_bins
-    log_snr = process.log_snr(centres).double()
+    """Return log-SNR at the inner edges of the bins (K-1,); for a process of steps, halfway between neighbours."""
+    num_steps = getattr(process, "num_steps", None)
+    if num_steps is None:
+        return process.log_snr(torch.arange(1, NUM_BINS, dtype=torch.float64) / NUM_BINS)
+    log_snr = process.log_snr((torch.arange(num_steps, dtype=torch.float64) + 0.5) / num_steps)
     return (log_snr[1:] + log_snr[:-1]) / 2
 
 

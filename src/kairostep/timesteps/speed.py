@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 from kairostep.timesteps.arguments import choice
 from kairostep.timesteps.draws import Draws
-from kairostep.timesteps.histogram import quantile, rebin
+from kairostep.timesteps.histogram import BELOW_ONE, bin_index, quantile, rebin
 from kairostep.timesteps.sampler import Timesteps, TimestepSampler
 from torch import Tensor
 
@@ -99,14 +99,11 @@ class Speed(TimestepSampler):
         num_rows, num_steps = x0.shape[0], self.mass.shape[0]
         one_per_pair = x0[: (num_rows + 1) // 2]
         t, index = quantile(self.mass, self.draws(one_per_pair))
-        mirrored = self.mirror(index)
-        mirrored_t = t + (mirrored - index) / num_steps
+        mirrored = t + (self.mirror(index) - index) / num_steps
         swap = self.draws(one_per_pair) < 0.5
-        first, second = torch.where(swap, mirrored_t, t), torch.where(swap, t, mirrored_t)
-        first_index, second_index = torch.where(swap, mirrored, index), torch.where(swap, index, mirrored)
-        weight = self.loss_weight[torch.cat([first_index, second_index])[:num_rows]]
-        t = torch.cat([first, second])[:num_rows]
-        return Timesteps(t, weight.to(t.dtype))
+        pairs = torch.cat([torch.where(swap, mirrored, t), torch.where(swap, t, mirrored)])
+        t = pairs[:num_rows].clamp(0, BELOW_ONE)
+        return Timesteps(t, self.loss_weight[bin_index(t, num_steps)].to(t.dtype))
 
     def density(self, num_bins: int = 100) -> Tensor:
         """Return where the draws go, both of each pair: (num_bins,), summing to 1."""

@@ -1,0 +1,64 @@
+"""On a CUDA device: no synchronisation, the draws of the CPU, and replay in a CUDA graph."""
+
+from collections.abc import Iterator
+
+import kairostep as ks
+import pytest
+import torch
+from samplers import SAMPLERS, batch, build_model, losses_of
+from torch.testing import assert_close
+
+pytestmark = pytest.mark.gpu
+every_sampler = pytest.mark.parametrize("name", SAMPLERS)
+
+
+@pytest.fixture(autouse=True)
+def _waiting_is_an_error() -> Iterator[None]:
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def teach_on(device: str, name: str, *, waiting: str = "default") -> tuple[ks.TimestepSampler, torch.Tensor]:
+    """Return a sampler shown twelve steps on this device, and all it drew (12, 64)."""
+    model = build_model().to(device)
+    sampler = SAMPLERS[name](model, 0).to(device)
+    times = []
+    for step in range(12):
+        x0 = batch(step).to(device)
+        loss_at = losses_of(model, x0)
+        torch.cuda.set_sync_debug_mode(waiting if step else "default")  # the first step may fill caches
+        drawn = sampler.sample(x0)
+        losses = loss_at(torch.arange(len(x0), device=device), drawn.t).detach()
+        with sampler.observe(x0, drawn, losses, loss_at):
+            pass
+        torch.cuda.set_sync_debug_mode("default")
+        times.append(drawn.t)
+    return sampler, torch.stack(times)
+
+
+@every_sampler
+def test_sampling_and_observing_never_wait_for_the_device(name: str) -> None:
+    teach_on("cuda", name, waiting="error")
+
+
+@every_sampler
+def test_draws_are_those_of_the_cpu(name: str) -> None:
+    on_cpu, times = teach_on("cpu", name)
+    on_gpu, times_gpu = teach_on("cuda", name)
+    assert_close(times_gpu.cpu(), times, rtol=0, atol=1e-4)
+    assert_close(on_gpu.density().cpu(), on_cpu.density(), rtol=1e-3, atol=1e-5)
+
+
+@every_sampler
+def test_a_cuda_graph_replays_fresh_draws(name: str) -> None:
+    model = build_model().cuda()
+    sampler, reference = (SAMPLERS[name](model, 0).cuda() for _ in range(2))
+    x0 = batch(0).cuda()
+    sampler.sample(x0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        drawn = sampler.sample(x0)
+    reference.sample(x0)
+    for _ in range(3):
+        graph.replay()
+        assert_close(drawn.t, reference.sample(x0).t)
