@@ -12,9 +12,10 @@ import statistics
 import time
 from collections.abc import Callable
 
-import kairostep as ks
 import torch
 from torch import Tensor, nn
+
+import kairostep as ks
 
 STEPS_PER_ROUND = 50
 

@@ -4,10 +4,11 @@ import re
 import textwrap
 from pathlib import Path
 
-import kairostep as ks
 import torch
-from kairostep.timesteps import fixed, sampler
 from torch.testing import assert_close
+
+import kairostep as ks
+from kairostep.timesteps import fixed, sampler
 
 ROOT = Path(__file__).parents[1]
 

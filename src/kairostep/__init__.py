@@ -17,6 +17,9 @@ from kairostep.diffusion import min_snr as min_snr
 from kairostep.diffusion import p2 as p2
 from kairostep.diffusion import soft_min_snr as soft_min_snr
 from kairostep.diffusion import vlb as vlb
+from kairostep.timesteps import Adaptive as Adaptive
+from kairostep.timesteps import BetaPair as BetaPair
+from kairostep.timesteps import BetaPolicy as BetaPolicy
 from kairostep.timesteps import FixedBeta as FixedBeta
 from kairostep.timesteps import GradientVariance as GradientVariance
 from kairostep.timesteps import InfoNoise as InfoNoise
@@ -31,5 +34,7 @@ from kairostep.timesteps import Tabulated as Tabulated
 from kairostep.timesteps import Timesteps as Timesteps
 from kairostep.timesteps import TimestepSampler as TimestepSampler
 from kairostep.timesteps import Uniform as Uniform
+from kairostep.timesteps import f_statistic as f_statistic
+from kairostep.timesteps import select_timesteps as select_timesteps
 
 __version__ = "0.1.0"

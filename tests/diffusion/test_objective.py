@@ -3,10 +3,11 @@
 import math
 from types import SimpleNamespace
 
-import kairostep as ks
 import pytest
 import torch
 from torch.testing import assert_close
+
+import kairostep as ks
 
 PROCESSES = {"discrete": ks.DiscreteProcess.cosine(), "flow": ks.FlowProcess(), "edm": ks.EDMProcess(0.6)}
 PREDICTIONS = {

@@ -1,9 +1,10 @@
 """What the network predicts: each target and its way back to x0."""
 
-import kairostep as ks
 import pytest
 import torch
 from torch.testing import assert_close
+
+import kairostep as ks
 
 PROCESSES = {
     "linear": ks.DiscreteProcess.linear(),

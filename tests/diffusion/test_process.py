@@ -2,13 +2,14 @@
 
 import math
 
-import kairostep as ks
 import pytest
 import torch
 from diffusers import DDPMScheduler
 from diffusers.schedulers.scheduling_ddim import rescale_zero_terminal_snr
 from torch.distributions import Normal, kl_divergence
 from torch.testing import assert_close
+
+import kairostep as ks
 
 SCHEDULES = {
     "linear": ks.DiscreteProcess.linear,

@@ -3,10 +3,11 @@
 import math
 import re
 
-import kairostep as ks
 import pytest
 import torch
 from torch.testing import assert_close
+
+import kairostep as ks
 
 LOG_SNR = torch.linspace(-15, 15, 121, dtype=torch.float64)
 STEPS = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000

@@ -2,35 +2,53 @@
 
 from collections.abc import Callable
 
-import kairostep as ks
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-PROCESS = ks.DiscreteProcess.linear()
+import kairostep as ks
 
-Build = Callable[[nn.Module, int], ks.TimestepSampler]  # (model, seed) -> sampler
+PROCESS, FLOW = ks.DiscreteProcess.linear(), ks.FlowProcess()
+
+Build = Callable[[nn.Module, int, tuple[int, ...]], ks.TimestepSampler]  # (model, seed, x0.shape[1:]) -> sampler
 
 SAMPLERS: dict[str, Build] = {
-    "uniform": lambda model, seed: ks.Uniform(seed=seed),
-    "logit_normal": lambda model, seed: ks.LogitNormal(seed=seed),
-    "mode": lambda model, seed: ks.Mode(seed=seed),
-    "fixed_beta": lambda model, seed: ks.FixedBeta(0.7, 2.0, seed=seed),
-    "tabulated": lambda model, seed: ks.Tabulated(torch.tensor([1.0, 3.0, 0.0, 2.0, 5.0]), seed=seed),
-    "log_normal_sigma": lambda model, seed: ks.LogNormalSigma(PROCESS, seed=seed),
-    "log_normal_sigma_edm": lambda model, seed: ks.LogNormalSigma(ks.EDMProcess(), seed=seed),
-    "laplace": lambda model, seed: ks.Laplace(PROCESS, seed=seed),
-    "laplace_flow": lambda model, seed: ks.Laplace(ks.FlowProcess(), seed=seed),
-    "speed": lambda model, seed: ks.Speed(PROCESS, seed=seed),
-    "speed_v1": lambda model, seed: ks.Speed(PROCESS, "v1", seed=seed),
-    "independent": lambda model, seed: ks.LogitNormal(stratified=False, seed=seed),
-    "logit_normal_unbiased": lambda model, seed: ks.LogitNormal(unbiased=True, seed=seed),
-    "loss_second_moment": lambda model, seed: ks.LossSecondMoment(num_bins=50, history=5, seed=seed),
-    "info_noise": lambda model, seed: ks.InfoNoise(PROCESS, num_bins=50, warmup=5, seed=seed),
-    "info_noise_unbiased": lambda model, seed: ks.InfoNoise(ks.FlowProcess(), warmup=3, unbiased=True, seed=seed),
-    "gradient_variance": lambda model, seed: ks.GradientVariance(model.parameters(), num_bins=8, every=2, seed=seed),
+    "uniform": lambda model, seed, shape: ks.Uniform(seed=seed),
+    "logit_normal": lambda model, seed, shape: ks.LogitNormal(seed=seed),
+    "mode": lambda model, seed, shape: ks.Mode(seed=seed),
+    "fixed_beta": lambda model, seed, shape: ks.FixedBeta(0.7, 2.0, seed=seed),
+    "tabulated": lambda model, seed, shape: ks.Tabulated(torch.tensor([1.0, 3.0, 0.0, 2.0, 5.0]), seed=seed),
+    "log_normal_sigma": lambda model, seed, shape: ks.LogNormalSigma(PROCESS, seed=seed),
+    "log_normal_sigma_edm": lambda model, seed, shape: ks.LogNormalSigma(ks.EDMProcess(), seed=seed),
+    "laplace": lambda model, seed, shape: ks.Laplace(PROCESS, seed=seed),
+    "laplace_flow": lambda model, seed, shape: ks.Laplace(FLOW, seed=seed),
+    "speed": lambda model, seed, shape: ks.Speed(PROCESS, seed=seed),
+    "speed_v1": lambda model, seed, shape: ks.Speed(PROCESS, "v1", seed=seed),
+    "independent": lambda model, seed, shape: ks.LogitNormal(stratified=False, seed=seed),
+    "logit_normal_unbiased": lambda model, seed, shape: ks.LogitNormal(unbiased=True, seed=seed),
+    "loss_second_moment": lambda model, seed, shape: ks.LossSecondMoment(num_bins=50, history=5, seed=seed),
+    "info_noise": lambda model, seed, shape: ks.InfoNoise(PROCESS, num_bins=50, warmup=5, seed=seed),
+    "info_noise_unbiased": lambda model, seed, shape: ks.InfoNoise(
+        ks.FlowProcess(), warmup=3, unbiased=True, seed=seed
+    ),
+    "adaptive": lambda model, seed, shape: ks.Adaptive(ks.BetaPolicy.for_input(shape, 16), every=2, seed=seed),
+    "adaptive_pair": lambda model, seed, shape: ks.Adaptive(
+        ks.BetaPair(), every=2, credit="batch", unbiased=True, seed=seed
+    ),
+    "adaptive_as_published": lambda model, seed, shape: ks.Adaptive(
+        ks.BetaPolicy.for_input(shape, 16), every=3, num_steps=50, as_published=True, seed=seed
+    ),
+    "gradient_variance": lambda model, seed, shape: ks.GradientVariance(
+        model.parameters(), num_bins=8, every=2, seed=seed
+    ),
 }
-UNBIASED = ("uniform", "logit_normal_unbiased", "loss_second_moment", "info_noise_unbiased")
-LEARNING = ("loss_second_moment", "info_noise", "info_noise_unbiased", "gradient_variance")
+UNBIASED = ("uniform", "logit_normal_unbiased", "loss_second_moment", "info_noise_unbiased", "adaptive_pair")
+LEARNING = tuple(name for name in SAMPLERS if name.startswith(("loss", "info", "gradient", "adaptive")))
+
+
+def build(name: str, model: nn.Module, seed: int = 0, shape: tuple[int, ...] = (4,)) -> ks.TimestepSampler:
+    """Return a new sampler for x0 of this shape."""
+    return SAMPLERS[name](model, seed, shape)
 
 
 def build_model() -> nn.Module:
@@ -55,12 +73,22 @@ def batch(step: int, num_rows: int = 64) -> Tensor:
     return torch.randn(num_rows, 4, generator=torch.Generator().manual_seed(step))
 
 
-def teach(sampler: ks.TimestepSampler, model: nn.Module, steps: range, num_rows: int = 64) -> None:
-    """Show the sampler its own draws' losses, as a training loop would, without training the model."""
+def teach(sampler: ks.TimestepSampler, model: nn.Module, steps: range) -> None:
+    """Train the model by gradient descent with the sampler's draws."""
     for step in steps:
-        x0 = batch(step, num_rows)
-        loss_at = losses_of(model, x0)
-        drawn = sampler.sample(x0)
-        losses = loss_at(torch.arange(num_rows), drawn.t).detach()
-        with sampler.observe(x0, drawn, losses, loss_at):
-            pass
+        train_step(sampler, model, batch(step))
+
+
+def train_step(sampler: ks.TimestepSampler, model: nn.Module, x0: Tensor) -> ks.Timesteps:
+    """Take one step of a training loop with this sampler and return what it drew."""
+    loss_at = losses_of(model, x0)
+    drawn = sampler.sample(x0)
+    losses = loss_at(torch.arange(len(x0), device=x0.device), drawn.t)
+    gradients = torch.autograd.grad((losses * drawn.weight).sum() / 64, list(model.parameters()))
+    for gradient in gradients:
+        if dist.is_initialized():
+            dist.all_reduce(gradient)
+    with sampler.observe(x0, drawn, losses.detach(), loss_at), torch.no_grad():
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter -= 0.02 * gradient
+    return drawn

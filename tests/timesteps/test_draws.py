@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from kairostep.timesteps.draws import Draws, mix
 from scipy import stats
+
+from kairostep.timesteps.draws import Draws, mix
 
 NUM_STEPS, NUM_ROWS = 2000, 64
 

@@ -2,12 +2,13 @@
 
 import math
 
-import kairostep as ks
 import numpy as np
 import pytest
 import torch
 from scipy import optimize, special, stats
 from torch.testing import assert_close
+
+import kairostep as ks
 
 EDGES = np.linspace(0, 1, 101)
 

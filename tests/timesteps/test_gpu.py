@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
-import kairostep as ks
 import pytest
 import torch
-from samplers import SAMPLERS, batch, build_model, losses_of
+from samplers import SAMPLERS, batch, build, build_model, train_step
 from torch.testing import assert_close
+
+import kairostep as ks
 
 pytestmark = pytest.mark.gpu
 every_sampler = pytest.mark.parametrize("name", SAMPLERS)
@@ -21,16 +22,12 @@ def _waiting_is_an_error() -> Iterator[None]:
 def teach_on(device: str, name: str, *, waiting: str = "default") -> tuple[ks.TimestepSampler, torch.Tensor]:
     """Return a sampler shown twelve steps on this device, and all it drew (12, 64)."""
     model = build_model().to(device)
-    sampler = SAMPLERS[name](model, 0).to(device)
+    sampler = build(name, model, 0).to(device)
     times = []
     for step in range(12):
         x0 = batch(step).to(device)
-        loss_at = losses_of(model, x0)
         torch.cuda.set_sync_debug_mode(waiting if step else "default")  # the first step may fill caches
-        drawn = sampler.sample(x0)
-        losses = loss_at(torch.arange(len(x0), device=device), drawn.t).detach()
-        with sampler.observe(x0, drawn, losses, loss_at):
-            pass
+        drawn = train_step(sampler, model, x0)
         torch.cuda.set_sync_debug_mode("default")
         times.append(drawn.t)
     return sampler, torch.stack(times)
@@ -52,7 +49,7 @@ def test_draws_are_those_of_the_cpu(name: str) -> None:
 @every_sampler
 def test_a_cuda_graph_replays_fresh_draws(name: str) -> None:
     model = build_model().cuda()
-    sampler, reference = (SAMPLERS[name](model, 0).cuda() for _ in range(2))
+    sampler, reference = (build(name, model, 0).cuda() for _ in range(2))
     x0 = batch(0).cuda()
     sampler.sample(x0)
     graph = torch.cuda.CUDAGraph()

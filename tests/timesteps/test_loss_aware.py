@@ -1,12 +1,13 @@
 """The learning samplers against independent implementations of their formulas."""
 
-import kairostep as ks
 import numpy as np
 import pytest
 import torch
-from kairostep.timesteps.sampler import Timesteps
 from torch import Tensor, nn
 from torch.testing import assert_close
+
+import kairostep as ks
+from kairostep.timesteps.sampler import Timesteps
 
 
 def show(sampler: ks.TimestepSampler, t: Tensor, losses: Tensor) -> None:

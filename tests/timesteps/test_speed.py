@@ -1,10 +1,11 @@
 """SpeeD: both public versions against numbers computed from the schedule alone."""
 
-import kairostep as ks
 import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
+
+import kairostep as ks
 
 PROCESSES = {
     "linear": ks.DiscreteProcess.linear(),

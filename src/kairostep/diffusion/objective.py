@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from kairostep.diffusion.prediction import EPSILON, Prediction
 from kairostep.diffusion.process import Process
 from kairostep.diffusion.weighting import LOG_SNR_LIMIT, Weighting, constant
-from torch import Tensor
 
 Target = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """`target(x0, xt, alpha, sigma)`: what stands for x0 in the regression target."""

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from kairostep.timesteps.arguments import positive
 from torch import Tensor
 from torch.nn import functional as F
+
+from kairostep.timesteps.arguments import positive
 
 
 class Prediction(Protocol):

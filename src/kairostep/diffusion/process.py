@@ -8,10 +8,11 @@ import math
 from abc import ABC, abstractmethod
 
 import torch
+from torch import Tensor
+
 from kairostep.diffusion.prediction import Prediction, VPrediction
 from kairostep.timesteps.arguments import choice, count, positive
 from kairostep.timesteps.histogram import bin_index
-from torch import Tensor
 
 
 class Process(ABC):

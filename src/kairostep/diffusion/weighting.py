@@ -9,10 +9,11 @@ import math
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
+
 from kairostep.diffusion.prediction import Prediction
 from kairostep.diffusion.process import Process
 from kairostep.timesteps.arguments import finite, positive
-from torch import Tensor
 
 Weighting = Callable[[Tensor, Prediction], Tensor]
 

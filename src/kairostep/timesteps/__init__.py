@@ -1,5 +1,6 @@
 """Which timesteps to train on: samplers that need torch and nothing else."""
 
+from kairostep.timesteps.adaptive import Adaptive as Adaptive
 from kairostep.timesteps.fixed import FixedBeta as FixedBeta
 from kairostep.timesteps.fixed import Laplace as Laplace
 from kairostep.timesteps.fixed import LogitNormal as LogitNormal
@@ -10,7 +11,11 @@ from kairostep.timesteps.fixed import Uniform as Uniform
 from kairostep.timesteps.loss_aware import GradientVariance as GradientVariance
 from kairostep.timesteps.loss_aware import InfoNoise as InfoNoise
 from kairostep.timesteps.loss_aware import LossSecondMoment as LossSecondMoment
+from kairostep.timesteps.policy import BetaPair as BetaPair
+from kairostep.timesteps.policy import BetaPolicy as BetaPolicy
 from kairostep.timesteps.sampler import LossAt as LossAt
 from kairostep.timesteps.sampler import Timesteps as Timesteps
 from kairostep.timesteps.sampler import TimestepSampler as TimestepSampler
+from kairostep.timesteps.selection import f_statistic as f_statistic
+from kairostep.timesteps.selection import select_timesteps as select_timesteps
 from kairostep.timesteps.speed import Speed as Speed

@@ -17,6 +17,13 @@ def finite(name: str, value: float) -> float:
     return value
 
 
+def nonnegative(name: str, value: float) -> float:
+    """Return `value` if it is a finite number of at least 0."""
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{name} must be a finite number of at least 0, got {value}: pass for instance {name}=0.01")
+    return value
+
+
 def share(name: str, value: float) -> float:
     """Return `value` if it is in [0, 1]."""
     if not 0 <= value <= 1:

@@ -6,9 +6,10 @@ the step is a buffer on the device.
 """
 
 import torch
+from torch import Tensor, nn
+
 from kairostep.timesteps.distributed import rank, world_size
 from kairostep.timesteps.histogram import BELOW_ONE
-from torch import Tensor, nn
 
 
 def _signed(value: int) -> int:
@@ -25,6 +26,12 @@ def mix(value: Tensor) -> Tensor:
     value = (value ^ (value >> 30)) * _FIRST
     value = (value ^ (value >> 27)) * _SECOND
     return value ^ (value >> 31)
+
+
+def random_bits(key: Tensor, step: Tensor, num: int) -> Tensor:
+    """Return (num,) random int64 that depend on key (), step () and position alone."""
+    position = torch.arange(num, device=key.device)
+    return mix(position * _PER_ROW + (key + step * _PER_STEP))
 
 
 class Draws(nn.Module):
@@ -55,8 +62,7 @@ class Draws(nn.Module):
         dtype = torch.float64 if x0.dtype == torch.float64 else torch.float32  # half precision would be too coarse
         num_local = x0.shape[0]
         num_global = num_local * world_size()
-        row = torch.arange(num_global, device=x0.device)
-        bits = mix(row * _PER_ROW + (self.key + self.step * _PER_STEP))  # (N,)
+        bits = random_bits(self.key, self.step, num_global)  # (N,)
         self.step.add_(1)
         u = (bits & 0xFFFFFF).to(dtype) * 2**-24  # (N,) in [0, 1)
         if self.stratified:

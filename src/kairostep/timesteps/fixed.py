@@ -4,11 +4,12 @@ import math
 from typing import Protocol, TypedDict, Unpack
 
 import torch
+from torch import Tensor
+
 from kairostep.timesteps.arguments import finite, positive
 from kairostep.timesteps.draws import Draws
 from kairostep.timesteps.histogram import rebin, with_floor
 from kairostep.timesteps.sampler import Timesteps, TimestepSampler, draw
-from torch import Tensor
 
 NUM_BINS = 4000  # of a continuous density: finer than any discrete process in use, a multiple of the usual 1000
 UNBIASED_FLOOR = 0.1  # share of uniform draws under `unbiased`: without it, weights of 1/density have infinite variance

@@ -2,18 +2,18 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from kairostep.timesteps.arguments import count, decay_rate, positive, share
 from kairostep.timesteps.distributed import gather_over_ranks, rank, sum_over_ranks
 from kairostep.timesteps.draws import Draws
 from kairostep.timesteps.fixed import UNBIASED_FLOOR, LogSNR
 from kairostep.timesteps.histogram import bin_index, rebin, with_floor
-from kairostep.timesteps.randomness import isolated_randomness
-from kairostep.timesteps.sampler import LossAt, Timesteps, TimestepSampler, check_observed, draw
-from torch import Tensor, nn
-from torch.nn import functional as F
+from kairostep.timesteps.probes import isolated_randomness
+from kairostep.timesteps.sampler import LossAt, Timesteps, TimestepSampler, draw, learns_from_step
 
 
 def finite_in_bins(t: Tensor, losses: Tensor, num_bins: int) -> tuple[Tensor, Tensor]:
@@ -61,10 +61,9 @@ class LossSecondMoment(TimestepSampler):
         """Return one time and one weight for each row of x0 (B, ...)."""
         return draw(self.mass(), self.draws(x0), unbiased=True)
 
-    @contextmanager
+    @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
         """Record the losses, those of all ranks in the order of ranks."""
-        check_observed(drawn, losses)
         self.record(drawn.t, losses)
         yield
 
@@ -168,10 +167,9 @@ class InfoNoise(TimestepSampler):
         """Return one time and one weight for each row of x0 (B, ...)."""
         return draw(self.mass(), self.draws(x0), unbiased=self.unbiased)
 
-    @contextmanager
+    @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
         """Record the losses of all ranks."""
-        check_observed(drawn, losses)
         self.record(drawn.t, losses)
         yield
 
@@ -262,10 +260,9 @@ class GradientVariance(TimestepSampler):
         """Return one time and one weight for each row of x0 (B, ...)."""
         return draw(self.mass(), self.draws(x0), unbiased=self.unbiased)
 
-    @contextmanager
+    @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
         """Measure the next bin if it is time."""
-        check_observed(drawn, losses)
         if self.num_observed % self.every == 0:
             bin_ = self.num_observed // self.every % len(self.variance)
             with isolated_randomness(x0.device, self.num_observed), torch.enable_grad():
@@ -277,7 +274,7 @@ class GradientVariance(TimestepSampler):
         """Return the variance of one row's gradient at the centre of the bin and the rows used, over all ranks."""
         rows = torch.arange(len(x0), device=x0.device)
         rows_per_gradient = min(self.rows_per_gradient, max(1, len(x0) // 2))
-        sizes, squares, total = [], [], torch.zeros((), device=x0.device)
+        num_gradients = square = total = torch.zeros((), device=x0.device)
         for chunk in torch.split(rows, rows_per_gradient):
             t = torch.full((len(chunk),), (bin_ + 0.5) / len(self.variance), device=x0.device)
             losses = loss_at(chunk, t)
@@ -285,11 +282,11 @@ class GradientVariance(TimestepSampler):
                 raise ValueError("GradientVariance needs a differentiable loss_at: take it out of torch.no_grad()")
             gradients = torch.autograd.grad(losses.mean(), self.parameters_of_model, materialize_grads=True)
             gradient = torch.cat([g.detach().flatten().float() for g in gradients])  # (P,)
-            sizes.append(len(chunk))
-            squares.append(len(chunk) * gradient.square().sum())
+            num_gradients = num_gradients + 1
+            square = square + len(chunk) * gradient.square().sum()
             total = total + len(chunk) * gradient
-        counts = torch.tensor([len(sizes), sum(sizes)], dtype=torch.float32, device=x0.device)
-        num_gradients, num_rows, square = sum_over_ranks(torch.cat([counts, torch.stack(squares).sum()[None]]))
+        num_rows = torch.full_like(square, len(x0))
+        num_gradients, num_rows, square = sum_over_ranks(torch.stack([num_gradients, num_rows, square]))
         between = square - sum_over_ranks(total).square().sum() / num_rows
         return between / (num_gradients - 1), num_rows
 

@@ -1,13 +1,17 @@
 """The contract: what a timestep sampler draws, what it is shown, what it can be asked."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Self
+from functools import wraps
+from typing import Any, Self, TypeVar
 
 import torch
-from kairostep.timesteps.histogram import bin_index, quantile
 from torch import Tensor, nn
+
+from kairostep.timesteps.histogram import bin_index, quantile
+
+S = TypeVar("S", bound="TimestepSampler")
 
 LossAt = Callable[[Tensor, Tensor], Tensor]
 """`loss_at(rows, t)`: losses (N,) of the rows (N,) of the current batch at the times t (N,)."""
@@ -44,6 +48,8 @@ class TimestepSampler(nn.Module):
             optimizer.step()
     """
 
+    _observation_waits: bool = False
+
     def sample(self, x0: Tensor) -> Timesteps:
         """Return one time and one weight for each row of the clean batch x0 (B, ...)."""
         raise NotImplementedError
@@ -74,10 +80,29 @@ class TimestepSampler(nn.Module):
         return self
 
 
-def check_observed(drawn: Timesteps, losses: Tensor) -> None:
-    """Raise unless there is one loss for each time drawn."""
-    if losses.shape != drawn.t.shape:
-        raise ValueError(
-            f"losses must be one value per sample, {tuple(drawn.t.shape)}, got {tuple(losses.shape)}: "
-            "reduce over all dimensions but the first, for instance losses.flatten(1).mean(1)"
-        )
+def learns_from_step(
+    observe: Callable[[S, Tensor, Timesteps, Tensor, LossAt], Iterator[None]],
+) -> Callable[[S, Tensor, Timesteps, Tensor, LossAt], AbstractContextManager[None]]:
+    """Make `observe` of a generator that yields once, where the optimizer steps, and check what it is called with."""
+
+    @wraps(observe)
+    def checked(self: S, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> AbstractContextManager[None]:
+        if losses.shape != drawn.t.shape:
+            raise ValueError(
+                f"losses must be one value per sample, {tuple(drawn.t.shape)}, got {tuple(losses.shape)}: "
+                "reduce over all dimensions but the first, for instance losses.flatten(1).mean(1)"
+            )
+        if self._observation_waits:
+            raise RuntimeError(
+                "an observation must be entered, but the last one was not, so the sampler learned nothing: "
+                "write `with sampler.observe(...): optimizer.step()`"
+            )
+        self._observation_waits = True
+        return entered(self, x0, drawn, losses, loss_at)
+
+    @contextmanager
+    def entered(self: S, *args: Any) -> Iterator[None]:
+        self._observation_waits = False
+        yield from observe(self, *args)
+
+    return checked

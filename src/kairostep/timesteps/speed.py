@@ -3,11 +3,12 @@
 from typing import Protocol
 
 import torch
+from torch import Tensor
+
 from kairostep.timesteps.arguments import choice
 from kairostep.timesteps.draws import Draws
 from kairostep.timesteps.histogram import BELOW_ONE, bin_index, quantile, rebin
 from kairostep.timesteps.sampler import Timesteps, TimestepSampler
-from torch import Tensor
 
 NUM_STEPS = 1000  # in which a continuous process is read
 SLOPE_THRESHOLD = 1e-4  # of sigma per step: under it the process counts as converged

@@ -1,0 +1,295 @@
+"""The adaptive sampler of Kim et al., CVPR 2025: a policy over t, paid for the loss that each step took away.
+
+docs/method.md walks through the equations, each with the line that implements it.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from kairostep.timesteps.arguments import choice, count, nonnegative, share
+from kairostep.timesteps.distributed import gather_over_ranks, rank, sum_over_ranks, world_size
+from kairostep.timesteps.draws import Draws, random_bits
+from kairostep.timesteps.fixed import UNBIASED_FLOOR
+from kairostep.timesteps.policy import Beta, PolicyOptimizer
+from kairostep.timesteps.probes import eval_mode, evaluate_losses, isolated_randomness
+from kairostep.timesteps.sampler import LossAt, Timesteps, TimestepSampler, learns_from_step
+from kairostep.timesteps.selection import DropQueue, SelectionRule, f_statistic
+
+NUM_REMEMBERED = 256  # rows of the latest probed batch that `density()` averages over
+BASELINE_DECAY = 0.9  # of the running mean that credit="batch" compares with
+DEFAULT_SWEEP = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Where to evaluate the loss before and after a step: first the sweep, then the batch at each selected time."""
+
+    rows: Tensor  # (N,) of the batch
+    t: Tensor  # (N,)
+    sweep_position: Tensor  # (n,) in the sweep, for the first n
+    owned: Tensor  # (n,) 1 where this rank's value counts, 0 where another's does
+
+
+class Adaptive(TimestepSampler):
+    """Learns where a training step lowers the objective most, by REINFORCE on Beta(a, b) = policy(x0).
+
+    Every `every` steps it measures, before and after the optimizer's step and with the same noise, the loss of the
+    batch at `num_selected` timesteps, and a sweep over timesteps that decides which ones those are. That costs
+    2 (num_selected + sweep / B) forward passes of a batch of B rows: 7 with the defaults and B = 128.
+
+    policy: BetaPolicy.for_input(x0.shape[1:]), or BetaPair(), which ignores x0.
+    reward_weight: a function of t that turns the loss into the objective that counts, process.vlb_weight in the paper;
+        None takes the loss itself.
+    num_steps: T; a continuous process is read in as many steps.
+    sweep: timesteps in the sweep, 64 of them unless given; num_steps is the paper's.
+    rule: scores timesteps by how well they explain the whole; see `SelectionRule`.
+    credit: "sample" pays each draw for the drop on its own row, standardised within the batch; "batch" pays all draws
+        for the mean drop, compared with a running mean. With one row per batch only the second can learn.
+    floor: share of uniform draws, which bounds how far the policy can starve any part of [0, 1].
+    model: put into eval mode while probing; without it, probes share dropout masks before and after the step.
+    as_published: what the released code does where it differs from the paper, for comparison: fresh noise, rewards
+        summed in bits, no baseline, undetached entropy, round(u (T - 1)), all T swept for one x0, no floor.
+    unbiased: weight by 1/density.
+
+    Keep autocast inside `loss_at`, so that probes run as training does. With gradient accumulation, observe the last
+    micro-batch. `time_probes = True` adds the seconds spent to the diagnostics and makes the host wait for the device.
+    """
+
+    latest: Tensor  # (NUM_REMEMBERED, 2) a and b for rows of the latest probed batch
+    reward: Tensor  # (2,) mean and spread of the latest rewards
+    baseline: Tensor  # (2,) running mean and mean square of the batch's mean reward
+    num_skipped: Tensor  # () rewards, sweeps and gradients that were not finite
+    num_probes: Tensor  # () network evaluations, over all ranks
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        reward_weight: Callable[[Tensor], Tensor] | None = None,
+        *,
+        num_steps: int = 1000,
+        every: int = 40,
+        sweep: int | None = None,
+        queue_size: int = 20,
+        num_selected: int = 3,
+        rule: SelectionRule = f_statistic,
+        credit: str = "sample",
+        entropy: float = 1e-2,
+        learning_rate: float = 1e-2,
+        floor: float = 0.2,
+        model: nn.Module | None = None,
+        as_published: bool = False,
+        unbiased: bool = False,
+        stratified: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        count("num_steps", num_steps)
+        count("num_selected", num_selected)
+        count("queue_size", queue_size, at_least=3)
+        sweep = num_steps if as_published else min(num_steps, DEFAULT_SWEEP) if sweep is None else count("sweep", sweep)
+        self.policy, self.reward_weight = policy, reward_weight or torch.ones_like
+        self.num_steps, self.every = num_steps, count("every", every)
+        self.credit = choice("credit", credit, ("sample", "batch"))
+        self.entropy = nonnegative("entropy", entropy)
+        self.floor = 0.0 if as_published else max(share("floor", floor), UNBIASED_FLOOR if unbiased else 0.0)
+        self.model = (model,)  # in a tuple, or its parameters would become this module's
+        self.as_published, self.unbiased, self.time_probes = as_published, unbiased, False
+        self.num_observed, self.probe_seconds = 0, 0.0
+        self.one_x0 = as_published
+        self.draws = Draws(seed, stratified=stratified)
+        self.queue = DropQueue(num_steps, sweep, queue_size, num_selected, rule=rule, min_rows=2 if as_published else 3)
+        if as_published:
+            self.queue.selected.copy_(torch.arange(num_selected))
+        self.optimizer = PolicyOptimizer(policy, nonnegative("learning_rate", learning_rate))
+        self.register_buffer("latest", torch.ones(NUM_REMEMBERED, 2))
+        self.register_buffer("reward", torch.zeros(2))
+        self.register_buffer("baseline", torch.zeros(2))
+        self.register_buffer("num_skipped", torch.tensor(0))
+        self.register_buffer("num_probes", torch.tensor(0))
+
+    def get_extra_state(self) -> Tensor:
+        """Return the number of steps seen, kept on the host so that asking whether a probe is due costs no sync."""
+        return torch.tensor(self.num_observed)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take up the number of steps seen."""
+        self.num_observed = int(state)
+
+    # Algorithm 1: drawing
+
+    @torch.no_grad()
+    def sample(self, x0: Tensor) -> Timesteps:
+        """Return one time and one weight for each row of x0 (B, ...)."""
+        v = self.draws(x0)
+        beta: Beta = self.policy(x0)
+        learned = beta.quantile(((v - self.floor) / (1 - self.floor)).clamp(min=2**-25).to(beta.a.dtype)).to(v.dtype)
+        u = torch.where(v < self.floor, v / max(self.floor, 2**-25), learned) if self.floor else learned
+        weight = (-self.log_prob(beta, u)).exp().to(v.dtype) if self.unbiased else torch.ones_like(u)
+        return Timesteps(self.to_t(u), weight)
+
+    def log_prob(self, beta: Beta, u: Tensor) -> Tensor:
+        """Return the log-density of the policy with its floor at u (B,)."""
+        log_prob = beta.log_prob(u.to(beta.a.dtype))
+        if not self.floor:
+            return log_prob
+        return torch.logaddexp(log_prob + math.log1p(-self.floor), torch.full_like(log_prob, math.log(self.floor)))
+
+    def to_t(self, u: Tensor) -> Tensor:
+        """Return t for the policy's u; as published, so that floor(t T) is round(u (T - 1))."""
+        return (u * (self.num_steps - 1) + 0.5) / self.num_steps if self.as_published else u
+
+    def to_u(self, t: Tensor) -> Tensor:
+        """Return the policy's u for t, the inverse of `to_t`."""
+        return (t * self.num_steps - 0.5) / (self.num_steps - 1) if self.as_published else t
+
+    # Algorithm 2: what a step was worth
+
+    @learns_from_step
+    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
+        """Measure the loss before and after the optimizer's step if it is time, and learn from the difference."""
+        update, due = divmod(self.num_observed, self.every)
+        self.num_observed += 1
+        if due:
+            yield
+            return
+        probe = self.plan(x0, update)
+        before = self.evaluate(probe, loss_at, len(x0), seed=2 * update)
+        yield
+        after = self.evaluate(probe, loss_at, len(x0), seed=2 * update + self.as_published)
+        self.learn(x0, drawn, probe, (before - after).float(), update)
+
+    def plan(self, x0: Tensor, update: int) -> Probe:
+        """Return what to evaluate: the sweep, its timesteps shared out over rows and ranks, and the batch at S."""
+        num_rows, num_sweep, num_selected = len(x0), len(self.queue.sweep_t), len(self.queue.selected)
+        bits = random_bits(~self.draws.key, torch.full_like(self.draws.key, update), 2 * num_sweep)
+        if self.one_x0:  # one row of the batch over all ranks; the other ranks evaluate a row that does not count
+            row = (bits[0] & 0x7FFFFFFF) % (num_rows * world_size())
+            position = torch.arange(num_sweep, device=x0.device)
+            sweep_rows = (row % num_rows).expand(num_sweep)
+            owned = (row // num_rows == rank()).expand(num_sweep).float()
+        else:  # timesteps in random order, the rows of the batch over all ranks spread evenly among them
+            num_local = -(-num_sweep // world_size())
+            place = rank() * num_local + torch.arange(num_local, device=x0.device)
+            owned = (place < num_sweep).float()
+            place = place.clamp(max=num_sweep - 1)
+            position = bits[:num_sweep].argsort()[place]
+            jitter = (bits[num_sweep:] & 0xFFFFFF)[place].float() * 2**-24
+            global_row = ((place + jitter) * (num_rows * world_size() / num_sweep)).long()
+            sweep_rows = (global_row - rank() * num_rows).clamp(0, num_rows - 1)
+        batch_rows = torch.arange(num_rows, device=x0.device).repeat(num_selected)
+        batch_t = self.queue.sweep_t[self.queue.selected].repeat_interleave(num_rows)
+        return Probe(
+            rows=torch.cat([sweep_rows, batch_rows]),
+            t=torch.cat([self.queue.sweep_t[position], batch_t]),
+            sweep_position=position,
+            owned=owned,
+        )
+
+    def evaluate(self, probe: Probe, loss_at: LossAt, num_rows: int, seed: int) -> Tensor:
+        """Return the objective (N,) at the probe, in calls of a batch at most; the seed fixes noise and dropout."""
+        device = probe.t.device
+        start = self.seconds_now(device)
+        with eval_mode(None if self.as_published else self.model[0]), isolated_randomness(device, seed):
+            losses = evaluate_losses(loss_at, probe.rows, probe.t, max_rows=num_rows)
+        self.probe_seconds += self.seconds_now(device) - start
+        return losses * self.reward_weight(probe.t)  # still float64 if the losses are
+
+    def seconds_now(self, device: torch.device) -> float:
+        """Return the time once the device is idle, or 0 unless probes are timed."""
+        if not self.time_probes:
+            return 0.0
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    def learn(self, x0: Tensor, drawn: Timesteps, probe: Probe, drop: Tensor, update: int) -> None:
+        """Queue the sweep's drops, choose S for the next update, and move the policy by the batch's rewards."""
+        num_sweep = len(probe.sweep_position)
+        swept = torch.zeros_like(self.queue.sweep_t)
+        owned = torch.where(probe.owned > 0, drop[:num_sweep], 0.0)
+        swept = sum_over_ranks(swept.scatter_add(0, probe.sweep_position, owned))
+        pushed = self.queue.push(swept, update % len(self.queue.drops))
+        rewards = drop[num_sweep:].view(-1, len(x0))  # (|S|, B)
+        rewards = rewards.sum(0) / math.log(2) if self.as_published else rewards.mean(0)  # Eq. 14
+        valid = rewards.square().isfinite()
+        advantages = self.advantages(torch.where(valid, rewards, 0.0), valid.float())
+        gradient = self.policy_gradient(x0, drawn, advantages)
+        stepped = self.optimizer.step(self.policy, gradient, usable=sum_over_ranks(valid.sum()) > 0)
+        num_evaluated = torch.full_like(self.num_probes, 2 * len(drop))
+        counts = sum_over_ranks(torch.stack([(~valid).sum(), num_evaluated]))
+        self.num_skipped += counts[0] + ~pushed + ~stepped
+        self.num_probes += counts[1]
+        self.remember(x0)
+
+    def advantages(self, rewards: Tensor, valid: Tensor) -> Tensor:
+        """Return what each draw is paid (B,): 0 where its reward is not valid (0 or 1), or all rewards are alike."""
+        count_, total = sum_over_ranks(torch.stack([valid.sum(), rewards.sum()]))
+        mean = total / count_.clamp(min=1)
+        around = (rewards - mean) * valid
+        spread = (sum_over_ranks(around.square().sum()) / count_.clamp(min=1)).sqrt()
+        self.reward.copy_(torch.stack([mean, spread]))
+        if self.as_published:
+            return rewards
+        if self.credit == "sample":
+            return torch.where(spread > 0, around / spread, 0.0)
+        first = self.optimizer.num_updates == 0
+        expected = torch.where(first, mean, self.baseline[0])
+        surprise = mean - expected
+        variance = torch.lerp(surprise.square(), self.baseline[1], BASELINE_DECAY)
+        self.baseline.copy_(torch.stack([torch.lerp(mean, expected, BASELINE_DECAY), variance]))
+        return torch.where(variance > 0, surprise / variance.sqrt(), 0.0) * valid
+
+    def policy_gradient(self, x0: Tensor, drawn: Timesteps, advantages: Tensor) -> Tensor:
+        """Return the gradient (P,) of the policy's loss over the batches of all ranks (Eq. 13, Algorithm 1 line 8)."""
+        num_rows = sum_over_ranks(torch.ones_like(advantages).sum())
+        with torch.enable_grad():
+            beta: Beta = self.policy(x0)
+            log_prob, entropy = self.log_prob(beta, self.to_u(drawn.t)), beta.entropy()
+            if self.as_published:
+                objective = log_prob * (advantages + self.entropy * entropy)
+            else:
+                objective = log_prob * advantages + self.entropy * entropy
+            loss = -objective.sum() / num_rows
+        gradients = torch.autograd.grad(loss, list(self.policy.parameters()), materialize_grads=True)
+        return sum_over_ranks(torch.cat([g.flatten().float() for g in gradients]))
+
+    @torch.no_grad()
+    def remember(self, x0: Tensor) -> None:
+        """Keep a and b for rows of this batch, the same number from each rank, as `density()` averages over them."""
+        num_local = -(-NUM_REMEMBERED // world_size())
+        beta: Beta = self.policy(x0)
+        row = torch.arange(num_local, device=x0.device) % len(x0)
+        latest = gather_over_ranks(torch.stack([beta.a, beta.b], dim=1)[row].float())
+        self.latest.copy_(latest.flatten(0, 1)[:NUM_REMEMBERED])
+
+    # What can be asked
+
+    def density(self, num_bins: int = 100) -> Tensor:
+        """Return where the draws go now, over the rows of the latest probed batch: (num_bins,), summing to 1."""
+        edges = torch.arange(1, num_bins, device=self.latest.device) / num_bins
+        learned = Beta(*self.latest.unbind(1)).cdf(self.to_u(edges).clamp(0, 1)).mean(0)  # (num_bins - 1,)
+        cdf = (1 - self.floor) * learned + self.floor * edges
+        return nn.functional.pad(nn.functional.pad(cdf, (1, 0)), (0, 1), value=1.0).diff().clamp(min=0)
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Return the policy's a, b and entropy, the selected times, the latest rewards, and what probing cost."""
+        beta = Beta(*self.latest.unbind(1))
+        values = {
+            "a_mean": beta.a.mean(),
+            "a_std": beta.a.std(),
+            "b_mean": beta.b.mean(),
+            "b_std": beta.b.std(),
+            "entropy": beta.entropy().mean(),
+            "reward_mean": self.reward[0],
+            "reward_std": self.reward[1],
+            "skipped_rewards": self.num_skipped,
+            "probe_evaluations": self.num_probes,
+        }
+        selected_t = self.queue.sweep_t[self.queue.selected]
+        values |= {f"selected_t_{i}": t for i, t in enumerate(selected_t.unbind())}
+        return values | ({"probe_seconds": torch.tensor(self.probe_seconds)} if self.time_probes else {})

@@ -1,0 +1,198 @@
+"""Policies over t: from clean data x0 to a beta distribution (Kim et al., Eq. 11)."""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from kairostep.timesteps.arguments import count
+from kairostep.timesteps.histogram import BELOW_ONE
+
+MAX_CONCENTRATION = 50.0  # a and b stay within 1/50..50
+NUM_NODES = 256  # of the quantile's table: errors of about 1e-5 in t
+TAIL = 1e-7  # mass left out at either end of the table
+
+
+@dataclass(frozen=True, slots=True)
+class Beta:
+    """One beta distribution on (0, 1) per row."""
+
+    a: Tensor  # (B,)
+    b: Tensor  # (B,)
+
+    def log_prob(self, u: Tensor) -> Tensor:
+        """Return the log-density at u (B,)."""
+        u = u.clamp(2**-24, BELOW_ONE)
+        return (self.a - 1) * u.log() + (self.b - 1) * torch.log1p(-u) - self._log_norm()
+
+    def entropy(self) -> Tensor:
+        """Return the differential entropy (B,) in nats: 0 where uniform, negative elsewhere."""
+        a, b = self.a, self.b
+        digamma = torch.digamma
+        return self._log_norm() - (a - 1) * digamma(a) - (b - 1) * digamma(b) + (a + b - 2) * digamma(a + b)
+
+    def quantile(self, v: Tensor) -> Tensor:
+        """Return u (B,) under which a share v (B,) of each row's mass lies.
+
+        In z = logit(u) the density is smooth and log-concave: a table of it integrates well whatever a and b.
+        """
+        z, pdf, cdf = self._table()
+        v = v * cdf[:, -1]
+        right = torch.searchsorted(cdf, v[:, None], right=True).clamp(1, NUM_NODES - 1)
+        cell = torch.cat([right - 1, right], dim=1)
+        low, high = pdf.gather(1, cell).unbind(1)
+        cdf_low, cdf_high = cdf.gather(1, cell).unbind(1)
+        # Inside a cell the density is linear: solve the quadratic for the share s of the cell.
+        below = ((v - cdf_low) / (cdf_high - cdf_low)).clamp(0, 1) * (low + high) / 2
+        s = 2 * below / (low + (low.square() + 2 * (high - low) * below).clamp(min=0).sqrt()).clamp(min=1e-30)
+        z_low, z_high = z.gather(1, cell).unbind(1)
+        return torch.sigmoid(torch.lerp(z_low, z_high, s.clamp(0, 1))).clamp(2**-24, BELOW_ONE)
+
+    def cdf(self, u: Tensor) -> Tensor:
+        """Return the share of each row's mass below each of the times u (K,): (B, K)."""
+        z, pdf, cdf = self._table()
+        step = (z[:, 1] - z[:, 0])[:, None]
+        position = ((u.logit() - z[:, :1]) / step).clamp(0, NUM_NODES - 1)  # (B, K)
+        left = position.floor().clamp(max=NUM_NODES - 2).long()
+        s = position - left
+        low, high = pdf.gather(1, left), pdf.gather(1, left + 1)
+        cdf_low, cdf_high = cdf.gather(1, left), cdf.gather(1, left + 1)
+        share = (low * s + (high - low) * s.square() / 2) / ((low + high) / 2).clamp(min=1e-30)
+        return (cdf_low + share * (cdf_high - cdf_low)) / cdf[:, -1:]
+
+    def _log_norm(self) -> Tensor:
+        return torch.lgamma(self.a) + torch.lgamma(self.b) - torch.lgamma(self.a + self.b)
+
+    def _table(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return z = logit(u), the density per z and its integral up to z, each (B, NUM_NODES)."""
+        a, b, log_norm = self.a[:, None], self.b[:, None], self._log_norm()[:, None]
+        low = ((TAIL * a).log() + log_norm) / a
+        high = -((TAIL * b).log() + log_norm) / b
+        z = torch.lerp(low, high, torch.linspace(0, 1, NUM_NODES, device=a.device, dtype=a.dtype))
+        pdf = (a * F.logsigmoid(z) + b * F.logsigmoid(-z) - log_norm).exp()
+        step = (high - low) / (NUM_NODES - 1)
+        trapezoids = F.pad(((pdf[:, 1:] + pdf[:, :-1]) / 2).cumsum(1), (1, 0)) * step
+        slope = pdf * (a * torch.sigmoid(-z) - b * torch.sigmoid(z))
+        return z, pdf, trapezoids - step.square() / 12 * (slope - slope[:, :1])  # Euler-Maclaurin
+
+
+def concentrations(output: Tensor) -> Beta:
+    """Return Beta(a, b) from a network's output (B, 2): 1 at 0, never beyond MAX_CONCENTRATION, never quite flat.
+
+    The bound is reached polynomially, so that a policy pushed far out still feels the way back.
+    """
+    limit = math.log(MAX_CONCENTRATION)
+    a, b = (limit * output * (limit**2 + output.square()).rsqrt()).exp().unbind(1)
+    return Beta(a, b)
+
+
+class BetaPolicy(nn.Module):
+    """x0 (B, *shape) -> Beta(a, b), uniform for every x0 at the start; build it with `BetaPolicy.for_input(shape)`.
+
+    Convolutions of 32, 64 and 128 channels, halving the size each time, then `depth` hidden layers of `hidden` units;
+    vectors go to the hidden layers directly. What is larger than 32 along a side is averaged down to 32 first.
+    """
+
+    MAX_SIZE, POOLED_SIZE, CHANNELS = 32, 4, (32, 64, 128)
+
+    def __init__(self, shape: tuple[int, ...], hidden: int, depth: int) -> None:
+        super().__init__()
+        self.shape = shape
+        num_axes = len(shape) - 1
+        if num_axes == 0:
+            self.features: nn.Module = nn.Identity()
+            num_features = shape[0]
+        else:
+            convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[num_axes - 1]
+            pool = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)[num_axes - 1]
+            halve = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[num_axes - 1]
+            sizes = [min(size, self.MAX_SIZE) for size in shape[1:]]
+            layers: list[nn.Module] = [pool(tuple(sizes))] if sizes != list(shape[1:]) else []
+            for num_in, num_out in pairwise((shape[0], *self.CHANNELS)):
+                layers += [convolution(num_in, num_out, 3, padding=1), nn.ReLU()]
+                if min(sizes) > self.POOLED_SIZE:
+                    layers.append(halve(2))
+                    sizes = [size // 2 for size in sizes]
+            pooled = [min(size, self.POOLED_SIZE) for size in sizes]
+            layers.append(pool(tuple(pooled)))
+            self.features = nn.Sequential(*layers)
+            num_features = self.CHANNELS[-1] * math.prod(pooled)
+        widths = [num_features, *[hidden] * depth]
+        self.hidden = nn.Sequential(*[m for pair in pairwise(widths) for m in (nn.Linear(*pair), nn.ReLU())])
+        self.out = nn.Linear(widths[-1], 2)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    @classmethod
+    def for_input(cls, shape: tuple[int, ...], hidden: int = 128, depth: int = 2, *, seed: int = 0) -> "BetaPolicy":
+        """Return a policy for x0 of this shape without the batch: (D,), (C, L), (C, H, W) or (C, D, H, W).
+
+        Weights depend on the seed alone, so that all ranks start alike, and the global generator is left as it was.
+        """
+        shape = tuple(shape)
+        if not 1 <= len(shape) <= 4 or min(shape) < 1:
+            raise ValueError(f"shape must be (D,), (C, L), (C, H, W) or (C, D, H, W), got {shape}: pass x0.shape[1:]")
+        count("hidden", hidden)
+        count("depth", depth)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            return cls(shape, hidden, depth)
+
+    def forward(self, x0: Tensor) -> Beta:
+        """Return one distribution per row of x0 (B, *shape)."""
+        if x0.shape[1:] != self.shape:
+            raise ValueError(
+                f"x0 must have the shape the policy was built for, (B, {', '.join(map(str, self.shape))}), "
+                f"got {tuple(x0.shape)}: build it with BetaPolicy.for_input({tuple(x0.shape[1:])})"
+            )
+        with torch.autocast(x0.device.type, enabled=False):
+            features = self.features(x0.to(self.out.weight.dtype)).flatten(1)
+            return concentrations(self.out(self.hidden(features)))
+
+
+class BetaPair(nn.Module):
+    """One Beta(a, b) whatever x0: two parameters, uniform at the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x0: Tensor) -> Beta:
+        """Return the same distribution for each row of x0 (B, ...)."""
+        return concentrations(self.output.expand(x0.shape[0], 2))
+
+
+class PolicyOptimizer(nn.Module):
+    """Adam with a clipped gradient, whose moments are buffers: a sampler's state_dict has to hold all of it."""
+
+    BETAS, EPSILON, MAX_NORM = (0.9, 0.999), 1e-8, 1.0
+
+    moments: Tensor  # (2, P) running means of the gradient and its square
+    num_updates: Tensor  # ()
+
+    def __init__(self, policy: nn.Module, learning_rate: float) -> None:
+        super().__init__()
+        self.learning_rate = learning_rate
+        parameters = parameters_to_vector(policy.parameters())
+        self.register_buffer("moments", torch.zeros(2, len(parameters)))
+        self.register_buffer("num_updates", torch.tensor(0))
+
+    @torch.no_grad()
+    def step(self, policy: nn.Module, gradient: Tensor, usable: Tensor) -> Tensor:
+        """Move the policy against the gradient (P,) if it is usable, (), and finite; return whether it was, ()."""
+        norm = gradient.norm()
+        finite: Tensor = norm.isfinite() & usable
+        gradient = torch.where(finite, gradient * (self.MAX_NORM / norm.clamp(min=self.MAX_NORM)), 0.0)
+        self.num_updates += finite
+        corrected = []
+        for moment, new, decay in zip(self.moments, (gradient, gradient.square()), self.BETAS, strict=True):
+            moment.copy_(torch.where(finite, torch.lerp(new, moment, decay), moment))
+            corrected.append(moment / (1 - decay ** self.num_updates.clamp(min=1)))
+        mean, square = corrected
+        change = torch.where(finite, self.learning_rate * mean / (square.sqrt() + self.EPSILON), 0.0)
+        vector_to_parameters(parameters_to_vector(policy.parameters()) - change, policy.parameters())
+        return finite
