@@ -49,12 +49,14 @@ class Adaptive(TimestepSampler):
     sweep: timesteps in the sweep, 64 of them unless given; num_steps is the paper's.
     rule: scores timesteps by how well they explain the whole; see `SelectionRule`.
     credit: "sample" pays each draw for the drop on its own row, standardised within the batch; "batch" pays all draws
-        for the mean drop, compared with a running mean. With one row per batch only the second can learn.
+        for the mean drop, compared with a running mean: slower, but it also sees what a step does for other rows, and
+        with one row per batch it alone can learn.
     floor: share of uniform draws, which bounds how far the policy can starve any part of [0, 1].
     model: put into eval mode while probing; without it, probes share dropout masks before and after the step.
     as_published: what the released code does where it differs from the paper, for comparison: fresh noise, rewards
         summed in bits, no baseline, undetached entropy, round(u (T - 1)), all T swept for one x0, no floor.
     unbiased: weight by 1/density.
+    stratified: True unless credit is "batch", where strata would hide from the reward what the policy did.
 
     Keep autocast inside `loss_at`, so that probes run as training does. With gradient accumulation, observe the last
     micro-batch. `time_probes = True` adds the seconds spent to the diagnostics and makes the host wait for the device.
@@ -84,7 +86,7 @@ class Adaptive(TimestepSampler):
         model: nn.Module | None = None,
         as_published: bool = False,
         unbiased: bool = False,
-        stratified: bool = True,
+        stratified: bool | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -101,7 +103,9 @@ class Adaptive(TimestepSampler):
         self.as_published, self.unbiased, self.time_probes = as_published, unbiased, False
         self.num_observed, self.probe_seconds = 0, 0.0
         self.one_x0 = as_published
-        self.draws = Draws(seed, stratified=stratified)
+        if stratified and credit == "batch":
+            raise ValueError('credit="batch" needs independent draws, got stratified=True: leave `stratified` out')
+        self.draws = Draws(seed, stratified=credit == "sample" if stratified is None else stratified)
         self.queue = DropQueue(num_steps, sweep, queue_size, num_selected, rule=rule, min_rows=2 if as_published else 3)
         if as_published:
             self.queue.selected.copy_(torch.arange(num_selected))

@@ -18,9 +18,9 @@ def f_statistic(features: Tensor, target: Tensor, present: Tensor | None = None)
     num_rows = present.sum()
     x = (features - (present @ features) / num_rows) * present[:, None]
     y = (target - (present @ target) / num_rows) * present
-    r_squared = (y @ x).square() / (x.square().sum(0) * y.square().sum())
+    r_squared = ((y @ x).square() / (x.square().sum(0) * y.square().sum())).clamp(max=1)  # rounding may pass 1
     f = r_squared / (1 - r_squared) * (num_rows - 2)
-    return f.nan_to_num(nan=0.0, posinf=torch.finfo(f.dtype).max, neginf=torch.finfo(f.dtype).max)
+    return f.nan_to_num(nan=0.0, posinf=torch.finfo(f.dtype).max)
 
 
 def select_timesteps(
