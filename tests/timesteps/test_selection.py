@@ -80,8 +80,17 @@ def test_a_sweep_covers_all_steps_from_first_to_last(num_steps: int, sweep: int)
     assert index[0] == 0
     assert index[-1] == num_steps - 1
     assert len(index.unique()) == sweep
-    assert int(queue.width.sum()) == num_steps
-    assert int(queue.width.max()) <= -(-num_steps // (sweep - 1)) + 1
+    width = torch.bincount(queue.nearest)
+    assert int(width.max()) <= -(-num_steps // (sweep - 1)) + 1
+    assert bool(((queue.step_t - queue.sweep_t[queue.nearest]).abs() <= 0.5 / (sweep - 1) + 0.5 / num_steps).all())
+
+
+def test_a_row_sums_to_the_weighted_drop_over_all_steps() -> None:
+    process = ks.DiscreteProcess.cosine()
+    queue = DropQueue(1000, 64, 20, 3, rule=ks.f_statistic)
+    weight = process.vlb_weight(queue.step_t)
+    assert bool(queue.push(torch.full((64,), 2.0), weight, 0))
+    assert_close(queue.drops[0].sum(), 2 * weight.sum())
 
 
 def test_the_queue_is_a_ring_and_skips_what_is_not_finite() -> None:
@@ -89,11 +98,11 @@ def test_the_queue_is_a_ring_and_skips_what_is_not_finite() -> None:
     spread = queue.selected.clone()
     rows = random_queue(6, 10, seed=3).float()
     for slot, row in enumerate(rows[:2]):
-        queue.push(row, slot)
+        queue.push(row, torch.ones(10), slot)
     assert torch.equal(queue.selected, spread)  # two rows correlate perfectly with anything
-    assert not bool(queue.push(torch.full((10,), torch.nan), 2))
+    assert not bool(queue.push(torch.full((10,), torch.nan), torch.ones(10), 2))
     assert queue.present.tolist() == [True, True, False, False]
     for slot, row in enumerate(rows):
-        queue.push(row, slot % 4)
+        queue.push(row, torch.ones(10), slot % 4)
     assert_close(queue.drops, rows[[4, 5, 2, 3]])
     assert torch.equal(queue.selected, ks.select_timesteps(rows[2:].double(), 2))

@@ -18,7 +18,7 @@ from kairostep.timesteps.fixed import UNBIASED_FLOOR
 from kairostep.timesteps.policy import Beta, PolicyOptimizer
 from kairostep.timesteps.probes import eval_mode, evaluate_losses, isolated_randomness
 from kairostep.timesteps.sampler import LossAt, Timesteps, TimestepSampler, learns_from_step
-from kairostep.timesteps.selection import DropQueue, SelectionRule, f_statistic
+from kairostep.timesteps.selection import MAX_DROP, DropQueue, SelectionRule, f_statistic
 
 NUM_REMEMBERED = 256  # rows of the latest probed batch that `density()` averages over
 BASELINE_DECAY = 0.9  # of the running mean that credit="batch" compares with
@@ -29,10 +29,9 @@ DEFAULT_SWEEP = 64
 class Probe:
     """Where to evaluate the loss before and after a step: first the sweep, then the batch at each selected time."""
 
-    rows: Tensor  # (N,) of the batch
-    t: Tensor  # (N,)
-    sweep_position: Tensor  # (n,) in the sweep, for the first n
-    owned: Tensor  # (n,) 1 where this rank's value counts, 0 where another's does
+    rows: Tensor  # (n + |S| B,) of the batch
+    t: Tensor  # (n + |S| B,)
+    swept_here: Tensor  # (1,) whether this rank's sweep is the one that counts
 
 
 class Adaptive(TimestepSampler):
@@ -53,8 +52,8 @@ class Adaptive(TimestepSampler):
         with one row per batch it alone can learn.
     floor: share of uniform draws, which bounds how far the policy can starve any part of [0, 1].
     model: put into eval mode while probing; without it, probes share dropout masks before and after the step.
-    as_published: what the released code does where it differs from the paper, for comparison: fresh noise, rewards
-        summed in bits, no baseline, undetached entropy, round(u (T - 1)), all T swept for one x0, no floor.
+    as_published: what the released code does where it differs from the paper, for comparison: fresh noise in
+        train mode, rewards summed in bits, no baseline, undetached entropy, round(u (T - 1)), all T swept, no floor.
     unbiased: weight by 1/density.
     stratified: True unless credit is "batch", where strata would hide from the reward what the policy did.
 
@@ -102,7 +101,6 @@ class Adaptive(TimestepSampler):
         self.model = (model,)  # in a tuple, or its parameters would become this module's
         self.as_published, self.unbiased, self.time_probes = as_published, unbiased, False
         self.num_observed, self.probe_seconds = 0, 0.0
-        self.one_x0 = as_published
         if stratified and credit == "batch":
             raise ValueError('credit="batch" needs independent draws, got stratified=True: leave `stratified` out')
         self.draws = Draws(seed, stratified=credit == "sample" if stratified is None else stratified)
@@ -168,40 +166,31 @@ class Adaptive(TimestepSampler):
         self.learn(x0, drawn, probe, (before - after).float(), update)
 
     def plan(self, x0: Tensor, update: int) -> Probe:
-        """Return what to evaluate: the sweep, its timesteps shared out over rows and ranks, and the batch at S."""
-        num_rows, num_sweep, num_selected = len(x0), len(self.queue.sweep_t), len(self.queue.selected)
-        bits = random_bits(~self.draws.key, torch.full_like(self.draws.key, update), 2 * num_sweep)
-        if self.one_x0:  # one row of the batch over all ranks; the other ranks evaluate a row that does not count
-            row = (bits[0] & 0x7FFFFFFF) % (num_rows * world_size())
-            position = torch.arange(num_sweep, device=x0.device)
-            sweep_rows = (row % num_rows).expand(num_sweep)
-            owned = (row // num_rows == rank()).expand(num_sweep).float()
-        else:  # timesteps in random order, the rows of the batch over all ranks spread evenly among them
-            num_local = -(-num_sweep // world_size())
-            place = rank() * num_local + torch.arange(num_local, device=x0.device)
-            owned = (place < num_sweep).float()
-            place = place.clamp(max=num_sweep - 1)
-            position = bits[:num_sweep].argsort()[place]
-            jitter = (bits[num_sweep:] & 0xFFFFFF)[place].float() * 2**-24
-            global_row = ((place + jitter) * (num_rows * world_size() / num_sweep)).long()
-            sweep_rows = (global_row - rank() * num_rows).clamp(0, num_rows - 1)
+        """Return what to evaluate: one row of the batch over all ranks at every swept time, and all rows at S.
+
+        Only the rank that has the row can evaluate it; the others sweep one of their own, so that all ranks call
+        `loss_at` equally often, and it does not count.
+        """
+        num_rows, num_selected = len(x0), len(self.queue.selected)
+        bits = random_bits(~self.draws.key, torch.full_like(self.draws.key, update), 1)
+        row = (bits & 0x7FFFFFFF) % (num_rows * world_size())  # (1,)
+        sweep_rows = (row % num_rows).expand_as(self.queue.sweep_t)
         batch_rows = torch.arange(num_rows, device=x0.device).repeat(num_selected)
         batch_t = self.queue.sweep_t[self.queue.selected].repeat_interleave(num_rows)
         return Probe(
             rows=torch.cat([sweep_rows, batch_rows]),
-            t=torch.cat([self.queue.sweep_t[position], batch_t]),
-            sweep_position=position,
-            owned=owned,
+            t=torch.cat([self.queue.sweep_t, batch_t]),
+            swept_here=row // num_rows == rank(),
         )
 
     def evaluate(self, probe: Probe, loss_at: LossAt, num_rows: int, seed: int) -> Tensor:
-        """Return the objective (N,) at the probe, in calls of a batch at most; the seed fixes noise and dropout."""
+        """Return the losses at the probe, in calls of a batch at most; the seed fixes noise and dropout."""
         device = probe.t.device
         start = self.seconds_now(device)
         with eval_mode(None if self.as_published else self.model[0]), isolated_randomness(device, seed):
             losses = evaluate_losses(loss_at, probe.rows, probe.t, max_rows=num_rows)
         self.probe_seconds += self.seconds_now(device) - start
-        return losses * self.reward_weight(probe.t)  # still float64 if the losses are
+        return losses
 
     def seconds_now(self, device: torch.device) -> float:
         """Return the time once the device is idle, or 0 unless probes are timed."""
@@ -213,14 +202,14 @@ class Adaptive(TimestepSampler):
 
     def learn(self, x0: Tensor, drawn: Timesteps, probe: Probe, drop: Tensor, update: int) -> None:
         """Queue the sweep's drops, choose S for the next update, and move the policy by the batch's rewards."""
-        num_sweep = len(probe.sweep_position)
-        swept = torch.zeros_like(self.queue.sweep_t)
-        owned = torch.where(probe.owned > 0, drop[:num_sweep], 0.0)
-        swept = sum_over_ranks(swept.scatter_add(0, probe.sweep_position, owned))
-        pushed = self.queue.push(swept, update % len(self.queue.drops))
-        rewards = drop[num_sweep:].view(-1, len(x0))  # (|S|, B)
-        rewards = rewards.sum(0) / math.log(2) if self.as_published else rewards.mean(0)  # Eq. 14
-        valid = rewards.square().isfinite()
+        num_swept = len(self.queue.sweep_t)
+        swept = sum_over_ranks(torch.where(probe.swept_here, drop[:num_swept], 0.0))
+        pushed = self.queue.push(swept, self.reward_weight(self.queue.step_t), update % len(self.queue.drops))
+        weighted = drop[num_swept:] * self.reward_weight(probe.t[num_swept:])
+        rewards = weighted.view(-1, len(x0)).mean(0)  # (B,), Eq. 14
+        if self.as_published:
+            rewards = rewards * (len(weighted) // len(x0) / math.log(2))  # the sum over S, in bits
+        valid = rewards.abs() < MAX_DROP
         advantages = self.advantages(torch.where(valid, rewards, 0.0), valid.float())
         gradient = self.policy_gradient(x0, drawn, advantages)
         stepped = self.optimizer.step(self.policy, gradient, usable=sum_over_ranks(valid.sum()) > 0)
@@ -253,11 +242,11 @@ class Adaptive(TimestepSampler):
         num_rows = sum_over_ranks(torch.ones_like(advantages).sum())
         with torch.enable_grad():
             beta: Beta = self.policy(x0)
-            log_prob, entropy = self.log_prob(beta, self.to_u(drawn.t)), beta.entropy()
+            log_prob = self.log_prob(beta, self.to_u(drawn.t))
             if self.as_published:
-                objective = log_prob * (advantages + self.entropy * entropy)
+                objective = log_prob * (advantages + self.entropy * beta.entropy())
             else:
-                objective = log_prob * advantages + self.entropy * entropy
+                objective = log_prob * advantages + self.entropy * beta.entropy_with_exact_slope()
             loss = -objective.sum() / num_rows
         gradients = torch.autograd.grad(loss, list(self.policy.parameters()), materialize_grads=True)
         return sum_over_ranks(torch.cat([g.flatten().float() for g in gradients]))

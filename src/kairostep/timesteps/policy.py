@@ -35,6 +35,17 @@ class Beta:
         digamma = torch.digamma
         return self._log_norm() - (a - 1) * digamma(a) - (b - 1) * digamma(b) + (a + b - 2) * digamma(a + b)
 
+    def entropy_with_exact_slope(self) -> Tensor:
+        """Return the entropy (B,) up to a constant, with a gradient that is exactly 0 where the density is uniform.
+
+        Left to autograd, the slope is a difference of large terms whose rounding error Adam would follow.
+        """
+        a, b = self.a.detach(), self.b.detach()
+        common = (a + b - 2) * torch.polygamma(1, a + b)
+        slope_a = common - (a - 1) * torch.polygamma(1, a)
+        slope_b = common - (b - 1) * torch.polygamma(1, b)
+        return slope_a * self.a + slope_b * self.b
+
     def quantile(self, v: Tensor) -> Tensor:
         """Return u (B,) under which a share v (B,) of each row's mass lies.
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+MAX_DROP = 1e15  # anything larger counts as not finite: its square would overflow float32
+
 SelectionRule = Callable[[Tensor, Tensor, Tensor], Tensor]
 """`rule(features (n, m), target (n,), present (n,))`: a score (m,) for each feature, from the rows that are present."""
 
@@ -44,12 +46,13 @@ def select_timesteps(
 class DropQueue(nn.Module):
     """The latest loss drops over a sweep of timesteps, and the few timesteps that explain them best.
 
-    A sweep of fewer than T timesteps is an even grid from the first step to the last; each stands for the steps nearest
-    to it, and what is queued is scaled by their number, so that a row always sums to the drop over all T.
+    A sweep of fewer than T timesteps is an even grid from the first step to the last; each one's drop stands for those
+    of the steps nearest to it, with the weights that they have, so that a row always sums to the drop over all T.
     """
 
-    sweep_t: Tensor  # (n,) in [0, 1)
-    width: Tensor  # (n,) steps that each one stands for
+    step_t: Tensor  # (T,) the middle of each step, in [0, 1)
+    nearest: Tensor  # (T,) the position in the sweep that stands for it
+    sweep_t: Tensor  # (n,)
     drops: Tensor  # (Q, n)
     present: Tensor  # (Q,) which rows are filled
     selected: Tensor  # (k,) positions in the sweep, ascending
@@ -65,18 +68,24 @@ class DropQueue(nn.Module):
             )
         self.rule, self.min_rows = rule, min_rows
         index = torch.linspace(0, num_steps - 1, sweep, dtype=torch.float64).round().long()
-        edges = torch.cat([index.new_zeros(1), (index[1:] + index[:-1] + 1) // 2, index.new_tensor([num_steps])])
+        step_t = ((torch.arange(num_steps) + 0.5) / num_steps).float()
         spread = (2 * torch.arange(num_selected) + 1) * sweep // (2 * num_selected)
-        self.register_buffer("sweep_t", ((index + 0.5) / num_steps).float(), persistent=False)
-        self.register_buffer("width", edges.diff().float(), persistent=False)
+        between = (index[1:] + index[:-1] + 1) // 2
+        self.register_buffer("step_t", step_t, persistent=False)
+        self.register_buffer("nearest", torch.bucketize(torch.arange(num_steps), between, right=True), persistent=False)
+        self.register_buffer("sweep_t", step_t[index], persistent=False)
         self.register_buffer("drops", torch.zeros(size, sweep))
         self.register_buffer("present", torch.zeros(size, dtype=torch.bool))
         self.register_buffer("selected", spread)
 
-    def push(self, drop: Tensor, slot: int) -> Tensor:
-        """Put the drop per step (n,) into a slot of the ring, choose anew, and return whether it was finite, ()."""
-        finite = drop.square().isfinite().all()
-        self.drops[slot] = torch.where(finite, drop * self.width, 0.0)
+    def push(self, drop: Tensor, weight: Tensor, slot: int) -> Tensor:
+        """Put the drops (n,) into a slot of the ring and choose anew; return whether they were finite, ().
+
+        weight (T,) is what the loss of each step counts in the objective.
+        """
+        drop = drop * torch.zeros_like(drop).scatter_add(0, self.nearest, weight)
+        finite = (drop.abs() < MAX_DROP).all()
+        self.drops[slot] = torch.where(finite, drop, 0.0)
         self.present[slot] = finite
         precise = torch.float32 if self.drops.device.type == "mps" else torch.float64
         chosen = select_timesteps(self.drops.to(precise), len(self.selected), present=self.present, rule=self.rule)
