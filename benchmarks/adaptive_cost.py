@@ -88,12 +88,14 @@ def main() -> None:
     x0 = torch.randn(arguments.batch, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
     training = Training(model, x0, use_bf16=device.type == "cuda")
     weight = ks.DiscreteProcess.linear().vlb_weight
-    policy = ks.BetaPolicy.for_input((3, size, size))
+    shape = (3, size, size)
     samplers: dict[str, ks.TimestepSampler] = {
         "uniform": ks.Uniform(),
-        "adaptive": ks.Adaptive(policy, weight, model=model),
+        "adaptive": ks.Adaptive(ks.BetaPolicy.for_input(shape), weight, model=model),
         "adaptive, one pair": ks.Adaptive(ks.BetaPair(), weight, model=model),
-        "adaptive, all T": ks.Adaptive(ks.BetaPolicy.for_input((3, size, size)), weight, sweep=1000, model=model),
+        "adaptive, all T, all x0": ks.Adaptive(
+            ks.BetaPolicy.for_input(shape), weight, sweep=1000, reward_rows=None, model=model
+        ),
     }
     samplers = {name: sampler.to(device) for name, sampler in samplers.items()}
 
@@ -110,14 +112,14 @@ def main() -> None:
     parameters = sum(p.numel() for p in model.parameters()) / 1e6
     print(f"U-Net of {parameters:.1f}M, batch {arguments.batch}, torch {torch.__version__}, {where}\n")
     print(
-        f"{'sampler':20} {'ms per step':>11} {'x uniform':>9} {'lowest':>7} {'highest':>7} {'forwards per update':>19}"
+        f"{'sampler':23} {'ms per step':>11} {'x uniform':>9} {'lowest':>7} {'highest':>7} {'forwards per update':>19}"
     )
     for name, turn in turns.items():
         ratios = [one / base for one, base in zip(turn, turns["uniform"], strict=True)]
         probes = samplers[name].diagnostics().get("probe_evaluations", torch.zeros(()))
         forwards = float(probes) / (arguments.rounds + 1) / arguments.batch
         print(
-            f"{name:20} {1e3 * statistics.median(turn) / STEPS_PER_TURN:11.2f} {statistics.median(ratios):9.3f} "
+            f"{name:23} {1e3 * statistics.median(turn) / STEPS_PER_TURN:11.2f} {statistics.median(ratios):9.3f} "
             f"{min(ratios):7.3f} {max(ratios):7.3f} {forwards:15.1f}"
         )
 

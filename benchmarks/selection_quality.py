@@ -5,7 +5,7 @@
 A network is trained on 8x8 digits; every ten steps the drop of the loss is measured for every row of the batch at all
 1000 timesteps, with the same noise before and after the step. From the last 20 sweeps of one x0 each, three timesteps
 are selected; their mean drop over the next 20 updates is correlated with the drop over all timesteps: for the mean of
-the batch over updates ("batch"), and over the rows of one update ("rows", what per-sample credit ranks by). 1 is perfect.
+the batch over updates ("batch"), and over the rows of one update ("rows", what credit="sample" ranks by). 1 is perfect.
 """
 
 import argparse

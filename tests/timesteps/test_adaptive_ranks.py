@@ -100,5 +100,5 @@ def test_in_ddp_all_ranks_hold_the_same_state(ranks: list[dict[str, Any]]) -> No
     assert first.keys() == second.keys()
     for key in first:
         assert torch.equal(first[key], second[key]), key
-    assert int(first["num_probes"]) == 6 * 2 * 2 * (64 + 3 * 16)
+    assert int(first["num_probes"]) == 6 * 2 * 2 * (128 + 3 * 16)
     assert float(first["reward"].abs().max()) > 0

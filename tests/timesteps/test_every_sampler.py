@@ -61,7 +61,7 @@ def test_density_is_where_the_draws_go(name: str, num_rows: int) -> None:
 def test_learning_samplers_move_away_from_uniform(name: str) -> None:
     before, after = build(name, build_model()).density(10), build_taught(name).density(10)
     assert_close(before, torch.full((10,), 0.1), rtol=0, atol=0.01)
-    assert float((after - before).abs().sum()) > 0.05
+    assert float((after - before).abs().sum()) > 0.03
 
 
 @every_sampler
@@ -125,7 +125,7 @@ def test_sample_compiles_without_a_graph_break_and_draws_the_same(name: str) -> 
 class NoHostSync(TorchDispatchMode):
     """Refuses whatever would make a GPU's host wait: reading a value, shapes that depend on values."""
 
-    FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique")
+    FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique", "bincount")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__

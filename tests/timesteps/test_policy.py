@@ -39,14 +39,14 @@ def test_quantile_inverts_the_cdf(a: float, b: float) -> None:
     u = beta(a, b, 999).quantile(v).double().numpy()
     inside = (u > 1e-6) & (u < 1 - 1e-6)  # beyond, float32 has no more numbers
     error = np.abs(stats.beta.cdf(u, a, b) - v.numpy())[inside]
-    assert error.max(initial=0) < (2e-5 if min(a, b) >= 0.3 else 5e-3)
+    assert error.max(initial=0) < (2e-4 if min(a, b) >= 0.3 else 5e-3)
 
 
 @every_pair
 def test_cdf_is_that_of_the_beta_distribution(a: float, b: float) -> None:
     u = torch.linspace(0.01, 0.99, 99)
     expected = torch.tensor(stats.beta.cdf(u.double().numpy(), a, b))
-    assert_close(beta(a, b, 1).cdf(u)[0].double(), expected, rtol=0, atol=5e-5 if min(a, b) >= 0.3 else 5e-3)
+    assert_close(beta(a, b, 1).cdf(u)[0].double(), expected, rtol=0, atol=2e-4 if min(a, b) >= 0.3 else 5e-3)
 
 
 @pytest.mark.parametrize(

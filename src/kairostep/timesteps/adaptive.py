@@ -22,30 +22,32 @@ from kairostep.timesteps.selection import MAX_DROP, DropQueue, SelectionRule, f_
 
 NUM_REMEMBERED = 256  # rows of the latest probed batch that `density()` averages over
 BASELINE_DECAY = 0.9  # of the running mean that credit="batch" compares with
-DEFAULT_SWEEP = 64
+DEFAULT_SWEEP = 128  # selects as well as all 1000 do: results/selection_quality
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Where to evaluate the loss before and after a step: first the sweep, then the batch at each selected time."""
+    """Where to evaluate the loss before and after a step: first the sweep, then the paid rows at each selected time."""
 
-    rows: Tensor  # (n + |S| B,) of the batch
-    t: Tensor  # (n + |S| B,)
+    rows: Tensor  # (n + |S| R,) of the batch
+    t: Tensor  # (n + |S| R,)
+    paid: Tensor  # (R,) the rows that are rewarded
     swept_here: Tensor  # (1,) whether this rank's sweep is the one that counts
 
 
 class Adaptive(TimestepSampler):
     """Learns where a training step lowers the objective most, by REINFORCE on Beta(a, b) = policy(x0).
 
-    Every `every` steps it measures, before and after the optimizer's step and with the same noise, the loss of the
-    batch at `num_selected` timesteps, and a sweep over timesteps that decides which ones those are. That costs
-    2 (num_selected + sweep / B) forward passes of a batch of B rows: 7 with the defaults and B = 128.
+    Every `every` steps it measures, before and after the optimizer's step and with the same noise, the loss of rows of
+    the batch at `num_selected` timesteps, and a sweep over timesteps that decides which ones those are. That costs
+    2 (num_selected * reward_rows + sweep) network evaluations: 5 forward passes of a batch of 128 with the defaults.
 
     policy: BetaPolicy.for_input(x0.shape[1:]), or BetaPair(), which ignores x0.
     reward_weight: a function of t that turns the loss into the objective that counts, process.vlb_weight in the paper;
         None takes the loss itself.
     num_steps: T; a continuous process is read in as many steps.
-    sweep: timesteps in the sweep, 64 of them unless given; num_steps is the paper's.
+    sweep: timesteps in the sweep, 128 of them unless given; num_steps is the paper's.
+    reward_rows: rows of the batch, over all ranks, that are rewarded; None takes all, as the paper does.
     rule: scores timesteps by how well they explain the whole; see `SelectionRule`.
     credit: "sample" pays each draw for the drop on its own row, standardised within the batch; "batch" pays all draws
         for the mean drop, compared with a running mean: slower, but it also sees what a step does for other rows, and
@@ -77,6 +79,7 @@ class Adaptive(TimestepSampler):
         sweep: int | None = None,
         queue_size: int = 20,
         num_selected: int = 3,
+        reward_rows: int | None = 64,
         rule: SelectionRule = f_statistic,
         credit: str = "sample",
         entropy: float = 1e-2,
@@ -95,6 +98,7 @@ class Adaptive(TimestepSampler):
         sweep = num_steps if as_published else min(num_steps, DEFAULT_SWEEP) if sweep is None else count("sweep", sweep)
         self.policy, self.reward_weight = policy, reward_weight or torch.ones_like
         self.num_steps, self.every = num_steps, count("every", every)
+        self.reward_rows = None if reward_rows is None or as_published else count("reward_rows", reward_rows)
         self.credit = choice("credit", credit, ("sample", "batch"))
         self.entropy = nonnegative("entropy", entropy)
         self.floor = 0.0 if as_published else max(share("floor", floor), UNBIASED_FLOOR if unbiased else 0.0)
@@ -166,29 +170,35 @@ class Adaptive(TimestepSampler):
         self.learn(x0, drawn, probe, (before - after).float(), update)
 
     def plan(self, x0: Tensor, update: int) -> Probe:
-        """Return what to evaluate: one row of the batch over all ranks at every swept time, and all rows at S.
+        """Return what to evaluate: one row of the batch over all ranks at every swept time, and the paid rows at S.
 
         Only the rank that has the row can evaluate it; the others sweep one of their own, so that all ranks call
         `loss_at` equally often, and it does not count.
         """
         num_rows, num_selected = len(x0), len(self.queue.selected)
+        stride = 1 if self.reward_rows is None else max(1, num_rows * world_size() // self.reward_rows)
+        paid = torch.arange(0, num_rows, stride, device=x0.device)  # (R,)
         bits = random_bits(~self.draws.key, torch.full_like(self.draws.key, update), 1)
         row = (bits & 0x7FFFFFFF) % (num_rows * world_size())  # (1,)
         sweep_rows = (row % num_rows).expand_as(self.queue.sweep_t)
-        batch_rows = torch.arange(num_rows, device=x0.device).repeat(num_selected)
-        batch_t = self.queue.sweep_t[self.queue.selected].repeat_interleave(num_rows)
+        selected_t = self.queue.sweep_t[self.queue.selected].repeat_interleave(len(paid))
         return Probe(
-            rows=torch.cat([sweep_rows, batch_rows]),
-            t=torch.cat([self.queue.sweep_t, batch_t]),
+            rows=torch.cat([sweep_rows, paid.repeat(num_selected)]),
+            t=torch.cat([self.queue.sweep_t, selected_t]),
+            paid=paid,
             swept_here=row // num_rows == rank(),
         )
 
     def evaluate(self, probe: Probe, loss_at: LossAt, num_rows: int, seed: int) -> Tensor:
-        """Return the losses at the probe, in calls of a batch at most; the seed fixes noise and dropout."""
+        """Return the losses at the probe; the seed fixes noise and dropout.
+
+        Four batches go into one call: without a graph they need less memory than one in training, and on a GPU few
+        large calls cost less than many small ones.
+        """
         device = probe.t.device
         start = self.seconds_now(device)
         with eval_mode(None if self.as_published else self.model[0]), isolated_randomness(device, seed):
-            losses = evaluate_losses(loss_at, probe.rows, probe.t, max_rows=num_rows)
+            losses = evaluate_losses(loss_at, probe.rows, probe.t, max_rows=4 * num_rows)
         self.probe_seconds += self.seconds_now(device) - start
         return losses
 
@@ -206,12 +216,12 @@ class Adaptive(TimestepSampler):
         swept = sum_over_ranks(torch.where(probe.swept_here, drop[:num_swept], 0.0))
         pushed = self.queue.push(swept, self.reward_weight(self.queue.step_t), update % len(self.queue.drops))
         weighted = drop[num_swept:] * self.reward_weight(probe.t[num_swept:])
-        rewards = weighted.view(-1, len(x0)).mean(0)  # (B,), Eq. 14
+        rewards = weighted.view(-1, len(probe.paid)).mean(0)  # (R,), Eq. 14
         if self.as_published:
-            rewards = rewards * (len(weighted) // len(x0) / math.log(2))  # the sum over S, in bits
+            rewards = rewards * (len(self.queue.selected) / math.log(2))  # the sum over S, in bits
         valid = rewards.abs() < MAX_DROP
         advantages = self.advantages(torch.where(valid, rewards, 0.0), valid.float())
-        gradient = self.policy_gradient(x0, drawn, advantages)
+        gradient = self.policy_gradient(x0[probe.paid], drawn.t[probe.paid], advantages)
         stepped = self.optimizer.step(self.policy, gradient, usable=sum_over_ranks(valid.sum()) > 0)
         num_evaluated = torch.full_like(self.num_probes, 2 * len(drop))
         counts = sum_over_ranks(torch.stack([(~valid).sum(), num_evaluated]))
@@ -220,7 +230,7 @@ class Adaptive(TimestepSampler):
         self.remember(x0)
 
     def advantages(self, rewards: Tensor, valid: Tensor) -> Tensor:
-        """Return what each draw is paid (B,): 0 where its reward is not valid (0 or 1), or all rewards are alike."""
+        """Return what each draw is paid (R,): 0 where its reward is not valid (0 or 1), or all rewards are alike."""
         count_, total = sum_over_ranks(torch.stack([valid.sum(), rewards.sum()]))
         mean = total / count_.clamp(min=1)
         around = (rewards - mean) * valid
@@ -237,12 +247,12 @@ class Adaptive(TimestepSampler):
         self.baseline.copy_(torch.stack([torch.lerp(mean, expected, BASELINE_DECAY), variance]))
         return torch.where(variance > 0, surprise / variance.sqrt(), 0.0) * valid
 
-    def policy_gradient(self, x0: Tensor, drawn: Timesteps, advantages: Tensor) -> Tensor:
+    def policy_gradient(self, x0: Tensor, t: Tensor, advantages: Tensor) -> Tensor:
         """Return the gradient (P,) of the policy's loss over the batches of all ranks (Eq. 13, Algorithm 1 line 8)."""
         num_rows = sum_over_ranks(torch.ones_like(advantages).sum())
         with torch.enable_grad():
             beta: Beta = self.policy(x0)
-            log_prob = self.log_prob(beta, self.to_u(drawn.t))
+            log_prob = self.log_prob(beta, self.to_u(t))
             if self.as_published:
                 objective = log_prob * (advantages + self.entropy * beta.entropy())
             else:

@@ -17,7 +17,7 @@ def _signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-_PER_STEP, _PER_ROW = _signed(0x9E3779B97F4A7C15), _signed(0xD1B54A32D192ED03)
+_PER_STEP = _signed(0x9E3779B97F4A7C15)  # the golden ratio of 2**64: steps start far apart from each other
 _FIRST, _SECOND = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 
 
@@ -31,7 +31,7 @@ def mix(value: Tensor) -> Tensor:
 def random_bits(key: Tensor, step: Tensor, num: int) -> Tensor:
     """Return (num,) random int64 that depend on key (), step () and position alone."""
     position = torch.arange(num, device=key.device)
-    return mix(position * _PER_ROW + (key + step * _PER_STEP))
+    return mix(position + (key + step * _PER_STEP))
 
 
 class Draws(nn.Module):

@@ -73,7 +73,7 @@ class LossSecondMoment(TimestepSampler):
         num_bins = self.losses.shape[0]
         index, losses = finite_in_bins(t, losses, num_bins)
         index, order = index.sort(stable=True)
-        num_new = torch.bincount(index, minlength=num_bins + 1)
+        num_new = index.new_zeros(num_bins + 1).index_add(0, index, torch.ones_like(index))
         place = torch.arange(len(index), device=index.device) - (num_new.cumsum(0) - num_new)[index]  # within its bin
         num_new_by_rank = gather_over_ranks(num_new)  # (W, K+1)
         num_new = num_new_by_rank.sum(0)

@@ -13,8 +13,8 @@ from kairostep.timesteps.arguments import count
 from kairostep.timesteps.histogram import BELOW_ONE
 
 MAX_CONCENTRATION = 50.0  # a and b stay within 1/50..50
-NUM_NODES = 256  # of the quantile's table: errors of about 1e-5 in t
-TAIL = 1e-7  # mass left out at either end of the table
+NUM_CELLS = 512  # of the table that inverts the CDF
+TAIL = 1e-7  # mass left out at either end of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,48 +47,39 @@ class Beta:
         return slope_a * self.a + slope_b * self.b
 
     def quantile(self, v: Tensor) -> Tensor:
-        """Return u (B,) under which a share v (B,) of each row's mass lies.
-
-        In z = logit(u) the density is smooth and log-concave: a table of it integrates well whatever a and b.
-        """
-        z, pdf, cdf = self._table()
-        v = v * cdf[:, -1]
-        right = torch.searchsorted(cdf, v[:, None], right=True).clamp(1, NUM_NODES - 1)
-        cell = torch.cat([right - 1, right], dim=1)
-        low, high = pdf.gather(1, cell).unbind(1)
-        cdf_low, cdf_high = cdf.gather(1, cell).unbind(1)
-        # Inside a cell the density is linear: solve the quadratic for the share s of the cell.
-        below = ((v - cdf_low) / (cdf_high - cdf_low)).clamp(0, 1) * (low + high) / 2
-        s = 2 * below / (low + (low.square() + 2 * (high - low) * below).clamp(min=0).sqrt()).clamp(min=1e-30)
-        z_low, z_high = z.gather(1, cell).unbind(1)
-        return torch.sigmoid(torch.lerp(z_low, z_high, s.clamp(0, 1))).clamp(2**-24, BELOW_ONE)
+        """Return u (B,) under which a share v (B,) of each row's mass lies."""
+        low, high, mass = self._cells()
+        cumulative = mass.cumsum(1)  # (B, NUM_CELLS)
+        v = v * cumulative[:, -1]
+        cell = torch.searchsorted(cumulative, v[:, None], right=True).clamp(max=NUM_CELLS - 1)  # (B, 1)
+        from_right = ((cumulative.gather(1, cell)[:, 0] - v) / mass.gather(1, cell)[:, 0]).clamp(0, 1)
+        z = torch.lerp(low, high, (cell[:, 0] + 1 - from_right) / NUM_CELLS)
+        return torch.sigmoid(z).clamp(2**-24, BELOW_ONE)
 
     def cdf(self, u: Tensor) -> Tensor:
         """Return the share of each row's mass below each of the times u (K,): (B, K)."""
-        z, pdf, cdf = self._table()
-        step = (z[:, 1] - z[:, 0])[:, None]
-        position = ((u.logit() - z[:, :1]) / step).clamp(0, NUM_NODES - 1)  # (B, K)
-        left = position.floor().clamp(max=NUM_NODES - 2).long()
-        s = position - left
-        low, high = pdf.gather(1, left), pdf.gather(1, left + 1)
-        cdf_low, cdf_high = cdf.gather(1, left), cdf.gather(1, left + 1)
-        share = (low * s + (high - low) * s.square() / 2) / ((low + high) / 2).clamp(min=1e-30)
-        return (cdf_low + share * (cdf_high - cdf_low)) / cdf[:, -1:]
+        low, high, mass = self._cells()
+        cumulative = F.pad(mass.cumsum(1), (1, 0))  # (B, NUM_CELLS + 1)
+        position = ((u.logit() - low[:, None]) / (high - low)[:, None] * NUM_CELLS).clamp(0, NUM_CELLS)  # (B, K)
+        left = position.floor().clamp(max=NUM_CELLS - 1).long()
+        below = torch.lerp(cumulative.gather(1, left), cumulative.gather(1, left + 1), position - left)
+        return below / cumulative[:, -1:]
 
     def _log_norm(self) -> Tensor:
         return torch.lgamma(self.a) + torch.lgamma(self.b) - torch.lgamma(self.a + self.b)
 
-    def _table(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return z = logit(u), the density per z and its integral up to z, each (B, NUM_NODES)."""
-        a, b, log_norm = self.a[:, None], self.b[:, None], self._log_norm()[:, None]
-        low = ((TAIL * a).log() + log_norm) / a
-        high = -((TAIL * b).log() + log_norm) / b
-        z = torch.lerp(low, high, torch.linspace(0, 1, NUM_NODES, device=a.device, dtype=a.dtype))
-        pdf = (a * F.logsigmoid(z) + b * F.logsigmoid(-z) - log_norm).exp()
-        step = (high - low) / (NUM_NODES - 1)
-        trapezoids = F.pad(((pdf[:, 1:] + pdf[:, :-1]) / 2).cumsum(1), (1, 0)) * step
-        slope = pdf * (a * torch.sigmoid(-z) - b * torch.sigmoid(z))
-        return z, pdf, trapezoids - step.square() / 12 * (slope - slope[:, :1])  # Euler-Maclaurin
+    def _cells(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the range of z = logit(u), (B,) and (B,), and the mass of its NUM_CELLS equal cells, not normalised.
+
+        In z the density is smooth and falls off exponentially, so that the midpoint rule is accurate for any a and b.
+        """
+        log_norm = self._log_norm()
+        low = ((TAIL * self.a).log() + log_norm) / self.a
+        high = -((TAIL * self.b).log() + log_norm) / self.b
+        middle = (torch.arange(NUM_CELLS, device=low.device) + 0.5) / NUM_CELLS
+        z = torch.lerp(low[:, None], high[:, None], middle.to(low.dtype))  # (B, NUM_CELLS)
+        log_pdf = (self.a + self.b)[:, None] * F.logsigmoid(z) - self.b[:, None] * z - log_norm[:, None]
+        return low, high, log_pdf.exp()
 
 
 def concentrations(output: Tensor) -> Beta:
@@ -129,7 +120,7 @@ class BetaPolicy(nn.Module):
                     layers.append(halve(2))
                     sizes = [size // 2 for size in sizes]
             pooled = [min(size, self.POOLED_SIZE) for size in sizes]
-            layers.append(pool(tuple(pooled)))
+            layers += [pool(tuple(pooled))] if sizes != pooled else []
             self.features = nn.Sequential(*layers)
             num_features = self.CHANNELS[-1] * math.prod(pooled)
         widths = [num_features, *[hidden] * depth]
