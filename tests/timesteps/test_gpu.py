@@ -70,3 +70,17 @@ def test_a_cuda_graph_replays_fresh_draws(name: str) -> None:
     for _ in range(3):
         graph.replay()
         assert_close(drawn.t, reference.sample(x0).t)
+
+
+def test_a_cuda_graph_sees_what_the_policy_learned() -> None:
+    sampler = ks.Adaptive(ks.BetaPair(), every=1).cuda()
+    x0 = batch(0).cuda()
+    sampler.sample(x0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        drawn = sampler.sample(x0)
+    for _ in range(200):
+        gradient = torch.tensor([1.0, -1.0], device="cuda")  # toward small a and large b: early times
+        sampler.optimizer.step(sampler.policy, gradient, torch.tensor(True, device="cuda"))
+    graph.replay()
+    assert float(drawn.t.mean()) < 0.2

@@ -11,25 +11,19 @@ def bin_index(t: Tensor, num_bins: int) -> Tensor:
     return (t * num_bins).floor().clamp(0, num_bins - 1).long()
 
 
-def cumulative(mass: Tensor) -> Tensor:
-    """Return the share of mass left of each bin edge: (K,) -> (K+1,), from 0 to exactly 1."""
-    right = mass.cumsum(0)
-    return torch.cat([right.new_zeros(1), right / right[-1]])
-
-
 def quantile(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Return t (B,) with cumulative(t) = u and the bin it lies in (B,), the density being flat inside a bin."""
-    num_bins = mass.shape[0]
-    edges = cumulative(mass.to(u.dtype))
-    index = torch.searchsorted(edges[1:], u, right=True).clamp(max=num_bins - 1)  # never a bin without mass
-    left, right = edges[index], edges[index + 1]
-    t = (index + (u - left) / (right - left)) / num_bins
-    return t.clamp(max=BELOW_ONE), index
+    """Return t (B,) with a share u (B,) of the mass (K,) below it, and its bin (B,), density being flat in a bin."""
+    share = mass.to(u.dtype) / mass.sum()
+    below_end = share.cumsum(0)  # (K,)
+    below_end = below_end / below_end[-1]  # exactly 1 at last, so that no u falls beyond
+    index = torch.searchsorted(below_end, u, right=True).clamp(max=len(share) - 1)  # never a bin without mass
+    from_end = ((below_end[index] - u) / share[index]).clamp(0, 1)
+    return ((index + 1 - from_end) / len(share)).clamp(max=BELOW_ONE), index
 
 
 def rebin(mass: Tensor, num_bins: int) -> Tensor:
     """Return the same density as the mass of another number of bins, summing to 1: (K,) -> (num_bins,)."""
-    edges = cumulative(mass)
+    edges = torch.nn.functional.pad(mass.cumsum(0) / mass.sum(), (1, 0))  # (K+1,)
     position = torch.linspace(0, mass.shape[0], num_bins + 1, dtype=mass.dtype, device=mass.device)
     index = position.floor().clamp(max=mass.shape[0] - 1).long()
     return torch.lerp(edges[index], edges[index + 1], position - index).diff()

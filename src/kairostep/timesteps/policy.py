@@ -7,7 +7,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from kairostep.timesteps.arguments import count
 from kairostep.timesteps.histogram import BELOW_ONE
@@ -179,8 +178,8 @@ class PolicyOptimizer(nn.Module):
     def __init__(self, policy: nn.Module, learning_rate: float) -> None:
         super().__init__()
         self.learning_rate = learning_rate
-        parameters = parameters_to_vector(policy.parameters())
-        self.register_buffer("moments", torch.zeros(2, len(parameters)))
+        num_parameters = sum(p.numel() for p in policy.parameters())
+        self.register_buffer("moments", torch.zeros(2, num_parameters))
         self.register_buffer("num_updates", torch.tensor(0))
 
     @torch.no_grad()
@@ -196,5 +195,8 @@ class PolicyOptimizer(nn.Module):
             corrected.append(moment / (1 - decay ** self.num_updates.clamp(min=1)))
         mean, square = corrected
         change = torch.where(finite, self.learning_rate * mean / (square.sqrt() + self.EPSILON), 0.0)
-        vector_to_parameters(parameters_to_vector(policy.parameters()) - change, policy.parameters())
+        parameters = list(policy.parameters())
+        sizes = [p.numel() for p in parameters]
+        for parameter, some in zip(parameters, torch.split(change, sizes), strict=True):
+            parameter.sub_(some.view_as(parameter))  # in place: a CUDA graph of `sample` reads the same memory on
         return finite
