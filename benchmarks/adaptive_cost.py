@@ -24,7 +24,7 @@ STEPS_PER_TURN = 40
 
 def build_unet(size: str) -> nn.Module:
     """Return the paper's U-Net for CIFAR-10, or one of the same kind that a CPU trains."""
-    width, image, layers = (128, 32, 2) if size == "paper" else (32, 16, 1)
+    width, image, layers = (128, 32, 2) if size == "paper" else (32, 8, 1)
     return UNet2DModel(
         sample_size=image,
         block_out_channels=(width, 2 * width, 2 * width, 2 * width),

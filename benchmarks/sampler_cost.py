@@ -49,6 +49,7 @@ def build_samplers(model: nn.Module) -> dict[str, ks.TimestepSampler]:
         "LossSecondMoment": ks.LossSecondMoment(),
         "InfoNoise": ks.InfoNoise(process),
         "GradientVariance": ks.GradientVariance(model.parameters()),
+        "Adaptive": ks.Adaptive(ks.BetaPolicy.for_input((64,)), model=model),
     }
 
 

@@ -45,3 +45,12 @@ def test_local_links_lead_somewhere() -> None:
     for document in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
         for target in re.findall(r"\]\((?!https?://)([^)#]+)\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_lines_quoted_in_the_method_stand_in_the_source() -> None:
+    source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    text = (ROOT / "docs" / "method.md").read_text().replace("\n", " ")
+    quoted = [code for code in text.split("`")[1::2] if len(code) > 35]
+    assert len(quoted) > 10
+    missing = [code for code in quoted if code not in source]
+    assert missing == []

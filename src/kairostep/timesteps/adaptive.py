@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from kairostep.timesteps.arguments import choice, count, nonnegative, share
+from kairostep.timesteps.arguments import below_one, choice, count, nonnegative
 from kairostep.timesteps.distributed import gather_over_ranks, rank, sum_over_ranks, world_size
 from kairostep.timesteps.draws import Draws, random_bits
 from kairostep.timesteps.fixed import UNBIASED_FLOOR
@@ -92,7 +92,7 @@ class Adaptive(TimestepSampler):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        count("num_steps", num_steps)
+        count("num_steps", num_steps, at_least=2)
         count("num_selected", num_selected)
         count("queue_size", queue_size, at_least=3)
         sweep = num_steps if as_published else min(num_steps, DEFAULT_SWEEP) if sweep is None else count("sweep", sweep)
@@ -101,10 +101,12 @@ class Adaptive(TimestepSampler):
         self.reward_rows = None if reward_rows is None or as_published else count("reward_rows", reward_rows)
         self.credit = choice("credit", credit, ("sample", "batch"))
         self.entropy = nonnegative("entropy", entropy)
-        self.floor = 0.0 if as_published else max(share("floor", floor), UNBIASED_FLOOR if unbiased else 0.0)
+        self.floor = 0.0 if as_published else max(below_one("floor", floor), UNBIASED_FLOOR if unbiased else 0.0)
         self.model = (model,)  # in a tuple, or its parameters would become this module's
         self.as_published, self.unbiased, self.time_probes = as_published, unbiased, False
         self.num_observed, self.probe_seconds = 0, 0.0
+        if unbiased and as_published:
+            raise ValueError("unbiased needs a floor, and as_published has none: leave one of the two out")
         if stratified and credit == "batch":
             raise ValueError('credit="batch" needs independent draws, got stratified=True: leave `stratified` out')
         self.draws = Draws(seed, stratified=credit == "sample" if stratified is None else stratified)
@@ -176,7 +178,7 @@ class Adaptive(TimestepSampler):
         `loss_at` equally often, and it does not count.
         """
         num_rows, num_selected = len(x0), len(self.queue.selected)
-        stride = 1 if self.reward_rows is None else max(1, num_rows * world_size() // self.reward_rows)
+        stride = 1 if self.reward_rows is None else -(-num_rows * world_size() // self.reward_rows)
         paid = torch.arange(0, num_rows, stride, device=x0.device)  # (R,)
         bits = random_bits(~self.draws.key, torch.full_like(self.draws.key, update), 1)
         row = (bits & 0x7FFFFFFF) % (num_rows * world_size())  # (1,)

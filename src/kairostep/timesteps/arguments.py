@@ -31,10 +31,10 @@ def share(name: str, value: float) -> float:
     return value
 
 
-def decay_rate(name: str, value: float) -> float:
+def below_one(name: str, value: float) -> float:
     """Return `value` if it is in [0, 1)."""
     if not 0 <= value < 1:
-        raise ValueError(f"{name} must be in [0, 1), got {value}: pass for instance {name}=0.99")
+        raise ValueError(f"{name} must be in [0, 1), got {value}: pass for instance {name}=0.9")
     return value
 
 

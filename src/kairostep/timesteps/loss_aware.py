@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kairostep.timesteps.arguments import count, decay_rate, positive, share
+from kairostep.timesteps.arguments import below_one, count, positive, share
 from kairostep.timesteps.distributed import gather_over_ranks, rank, sum_over_ranks
 from kairostep.timesteps.draws import Draws
 from kairostep.timesteps.fixed import UNBIASED_FLOOR, LogSNR
@@ -128,7 +128,7 @@ class InfoNoise(TimestepSampler):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.decay = decay_rate("decay", decay)
+        self.decay = below_one("decay", decay)
         self.warmup = count("warmup", warmup)
         self.onset = positive("onset", share("onset", onset))
         self.gate_power = positive("gate_power", gate_power)
@@ -233,7 +233,7 @@ class GradientVariance(TimestepSampler):
             raise ValueError("parameters must hold at least one that requires a gradient: pass model.parameters()")
         self.every = count("every", every)
         self.rows_per_gradient = count("rows_per_gradient", rows_per_gradient)
-        self.decay = decay_rate("decay", decay)
+        self.decay = below_one("decay", decay)
         self.floor = max(share("floor", floor), UNBIASED_FLOOR if unbiased else 0.0)
         self.unbiased = unbiased
         self.draws = Draws(seed, stratified=stratified)
