@@ -25,8 +25,9 @@ for step in range(STEPS):
     x = data[torch.randint(len(data), (128,))]
     t = torch.randint(0, T, (len(x),))
     losses = losses_at(x, t)
+    loss = losses.mean()
     optimizer.zero_grad()
-    losses.mean().backward()
+    loss.backward()
     optimizer.step()
     if (step + 1) % 500 == 0:
-        print(f"step {step + 1}: loss {losses.mean():.4f}")
+        print(f"step {step + 1}: loss {loss:.4f}")

@@ -27,9 +27,10 @@ for step in range(STEPS):
     x = data[torch.randint(len(data), (128,))]
     t = (drawn := sampler.sample(x)).index(T)
     losses = losses_at(x, t)
+    loss = (losses * drawn.weight).mean()
     optimizer.zero_grad()
-    (losses * drawn.weight).mean().backward()
+    loss.backward()
     with sampler.observe(x, drawn, losses.detach(), lambda rows, t: losses_at(x[rows], (t * T).long())):
         optimizer.step()
     if (step + 1) % 500 == 0:
-        print(f"step {step + 1}: loss {losses.mean():.4f}")
+        print(f"step {step + 1}: loss {loss:.4f}")

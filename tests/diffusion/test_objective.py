@@ -1,6 +1,7 @@
 """The loss against the same loss written out by hand."""
 
 import math
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -260,3 +261,36 @@ def test_losses_carry_gradients_to_the_model_only():
     snr = ((1 - t[0]) / t[0]) ** 2
     output = network((1 - t[0]) * x0[:1] + t[0] * noise[:1], t[:1])
     assert_close(gradient, snr.clamp(max=5) * 2 * (output - x0[:1]).mean())
+
+
+@pytest.mark.parametrize("prediction", [ks.EPSILON, ks.X0, ks.V], ids=["epsilon", "x0", "v"])
+def test_reweighting_turns_any_loss_into_the_bound(prediction: ks.Prediction) -> None:
+    process = ks.DiscreteProcess.linear()
+    t = (torch.arange(0, 1000, 50, dtype=torch.float64) + 0.5) / 1000
+    objective = ks.Objective(process, prediction, ks.min_snr())
+    log_snr = process.log_snr(t)
+    total = objective.reweighting(ks.vlb(process))(t) * ks.min_snr()(log_snr, prediction)
+    in_epsilon = total / prediction.log_x0_error(log_snr).exp() * ks.EPSILON.log_x0_error(log_snr).exp()
+    torch.testing.assert_close(in_epsilon, process.vlb_weight(t))
+
+
+def test_steps_integers_and_wrong_arguments_are_refused_with_the_fix() -> None:
+    objective, x0 = ks.Objective(ks.DiscreteProcess.linear()), torch.zeros(3, 4)
+    with pytest.raises(ValueError, match=r"pass drawn\.t, not drawn\.index"):
+        objective(lambda xt, time: xt, x0, torch.tensor([1, 2, 3]))
+    with pytest.raises(ValueError, match=r"scale images to \[-1, 1\] first"):
+        objective(lambda xt, time: xt, x0.to(torch.uint8), torch.rand(3))
+    with pytest.raises(ValueError, match=r"prediction must be ks\.EPSILON"):
+        ks.Objective(ks.FlowProcess(), "velocity")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"call its maker, as in ks.min_snr\(\)"):
+        ks.Objective(ks.FlowProcess(), ks.V, ks.min_snr)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="zero terminal SNR"):
+        ks.vlb(ks.DiscreteProcess.linear().with_zero_terminal_snr())
+
+
+def test_a_model_may_return_a_tuple_and_an_objective_can_be_pickled() -> None:
+    x0, t, noise = torch.randn(3, 4), torch.rand(3), torch.randn(3, 4)
+    for weighting in (ks.constant(), ks.min_snr(), ks.p2(), ks.debias(), ks.edm(), ks.soft_min_snr()):
+        objective = pickle.loads(pickle.dumps(ks.Objective(ks.DiscreteProcess.linear(), ks.V, weighting)))
+        plain = objective(lambda xt, time: 2 * xt, x0, t, noise=noise)
+        torch.testing.assert_close(objective(lambda xt, time: (2 * xt,), x0, t, noise=noise), plain)

@@ -41,8 +41,16 @@ SAMPLERS: dict[str, Build] = {
     "gradient_variance": lambda model, seed, shape: ks.GradientVariance(
         model.parameters(), num_bins=8, every=2, seed=seed
     ),
+    "gradient_variance_unbiased": lambda model, seed, shape: ks.GradientVariance(
+        model.parameters(), num_bins=8, every=1, unbiased=True, seed=seed
+    ),
 }
-UNBIASED = ("uniform", "logit_normal_unbiased", "loss_second_moment", "info_noise_unbiased", "adaptive_pair")
+UNBIASED = (
+    "uniform",
+    "loss_second_moment",
+    "adaptive_pair",
+    *(name for name in SAMPLERS if name.endswith("_unbiased")),
+)
 LEARNING = tuple(name for name in SAMPLERS if name.startswith(("loss", "info", "gradient", "adaptive")))
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from kairostep.timesteps.draws import Draws, mix
+from kairostep.timesteps.draws import Draws, mix, random_bits
 
 NUM_STEPS, NUM_ROWS = 2000, 64
 
@@ -42,10 +42,21 @@ def test_independent_draws_leave_strata_empty_and_stratified_ones_do_not() -> No
 
 
 def test_no_bit_of_the_hash_is_stuck_or_follows_another() -> None:
-    bits = mix(torch.arange(2**16))
+    bits = random_bits(torch.tensor(0), torch.tensor(0), 2**16)
     table = torch.stack([(bits >> k) & 1 for k in range(64)]).double() - 0.5
     correlation = table @ table.T / (0.25 * 2**16)
     assert float((correlation - torch.eye(64, dtype=torch.float64)).abs().max()) < 5 / 2**8
+    assert float(table.mean(1).abs().max()) < 2.5 / 2**8
+
+
+def test_the_hash_keeps_different_integers_apart() -> None:
+    values = torch.cat([torch.arange(-(2**15), 2**15), torch.arange(2**62, 2**62 + 2**15)])
+    assert len(mix(values).unique()) == len(values)
+
+
+def test_ranks_of_unequal_batches_draw_from_streams_of_their_own() -> None:
+    key, step = torch.tensor(12345), torch.tensor(7)
+    assert not set(random_bits(key, step, 64).tolist()) & set(random_bits(key, step, 40).tolist())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor imports what torch deprecates

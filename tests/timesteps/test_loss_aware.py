@@ -56,9 +56,9 @@ def test_info_noise_follows_the_gated_entropy_rate() -> None:
     s, e = sigma.numpy(), error.numpy()
     padded = np.log(np.concatenate([e[:1], e, e[-1:]]))
     smooth = np.exp((padded[:-2] + padded[1:-1] + padded[2:]) / 3)
-    rate = smooth / s**2  # per log sigma; log sigma is linear in t here, so bins are alike
+    rate = smooth / s**3  # per sigma
     onset = s[rate >= 0.002 * rate.max()].max()
-    gated = rate * s**3 / (s**3 + onset**3)
+    gated = rate * s * s**3 / (s**3 + onset**3)  # per log sigma, which is linear in t here, so that bins are alike
     expected = 0.9 * gated / gated.sum() + 0.1 / num_bins
     assert_close(sampler.density(num_bins).double(), torch.tensor(expected), rtol=1e-4, atol=1e-6)
 
@@ -136,7 +136,7 @@ def test_gradient_variance_needs_a_differentiable_loss() -> None:
         (lambda: ks.InfoNoise(ks.FlowProcess(), num_bins=1), "num_bins must be a whole number of at least 2, got 1"),
         (lambda: ks.GradientVariance([]), r"pass model\.parameters\(\)"),
         (lambda: ks.GradientVariance(nn.Linear(1, 1).parameters(), every=0), "every must be a whole number"),
-        (lambda: ks.Uniform(seed=-1), r"seed must be in \[0, 2\*\*63\), got -1"),
+        (lambda: ks.Uniform(seed=-1), r"seed must be a whole number in \[0, 2\*\*63\), got -1"),
     ],
 )
 def test_wrong_arguments_are_refused_with_rule_and_value(build: object, message: str) -> None:

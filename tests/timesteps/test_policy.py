@@ -72,6 +72,26 @@ def test_the_network_is_that_of_the_paper_for_cifar() -> None:
     assert policy.hidden[0].in_features == 2048
 
 
+def test_a_rate_per_input_moves_the_output_of_a_layer_by_about_the_rate() -> None:
+    policy = ks.BetaPolicy.for_input((3, 32, 32))
+    optimizer = PolicyOptimizer(policy, 1e-2, per_input=True)
+    x0 = torch.randn(64, 3, 32, 32)
+    before = policy.features(x0).detach()
+    optimizer.step(policy, torch.randn(len(optimizer.rates)), torch.tensor(True))
+    assert float((policy.features(x0) - before).detach().abs().mean()) < 0.05
+    assert float(policy(x0).a.detach().log().abs().max()) < 0.05
+
+
+def test_building_a_policy_leaves_every_generator_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reset_all_devices(seed: int) -> None:
+        raise AssertionError("torch.manual_seed resets the generators of all devices")
+
+    monkeypatch.setattr(torch, "manual_seed", reset_all_devices)
+    state = torch.get_rng_state()
+    ks.BetaPolicy.for_input((3, 8, 8))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_weights_depend_on_the_seed_alone() -> None:
     state = torch.get_rng_state()
     first = parameters_to_vector(ks.BetaPolicy.for_input((3, 8, 8)).parameters())
@@ -116,7 +136,7 @@ def test_concentrations_are_bounded_and_keep_a_slope() -> None:
 
 def test_the_optimizer_is_adam_with_clipping() -> None:
     ours, theirs = (ks.BetaPolicy.for_input((4,), hidden=8) for _ in range(2))
-    optimizer = PolicyOptimizer(ours, 1e-2)
+    optimizer = PolicyOptimizer(ours, 1e-2, per_input=False)
     adam = torch.optim.Adam(theirs.parameters(), lr=1e-2)
     generator = torch.Generator().manual_seed(0)
     for step in range(20):
@@ -135,7 +155,7 @@ def test_the_optimizer_is_adam_with_clipping() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_the_optimizer_skips_a_gradient_that_is_not_finite(bad: float) -> None:
     policy = ks.BetaPair()
-    optimizer = PolicyOptimizer(policy, 1e-2)
+    optimizer = PolicyOptimizer(policy, 1e-2, per_input=False)
     optimizer.step(policy, torch.ones(2), torch.tensor(True))
     before, state = policy.output.detach().clone(), {k: v.clone() for k, v in optimizer.state_dict().items()}
     assert not bool(optimizer.step(policy, torch.tensor([1.0, bad]), torch.tensor(True)))

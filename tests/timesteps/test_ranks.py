@@ -13,7 +13,7 @@ import kairostep as ks
 
 NUM_ROWS = 64
 PAIRED_WITHIN_A_RANK = ("speed", "speed_v1")
-IN_ITS_OWN_TEST = tuple(name for name in SAMPLERS if name.startswith("adaptive"))  # test_adaptive.py, in float64
+IN_ITS_OWN_TEST = tuple(name for name in SAMPLERS if name.startswith("adaptive"))  # test_adaptive_ranks.py, in float64
 
 
 def train(name: str, rows: slice, num_steps: int) -> tuple[ks.TimestepSampler, torch.nn.Module, torch.Tensor]:
@@ -77,3 +77,11 @@ def test_strata_cover_the_batches_of_both_ranks(ranks: list[dict[str, Any]]) -> 
     times = torch.cat([rank["uniform"]["times"] for rank in ranks], dim=1)  # (steps, 64)
     strata = (times * NUM_ROWS).floor().long().sort(dim=1).values
     assert bool((strata == torch.arange(NUM_ROWS)).all())
+
+
+def test_an_unequal_batch_is_swept_by_exactly_one_rank(ranks: list[dict[str, Any]]) -> None:
+    for name in IN_ITS_OWN_TEST:
+        before, after = ranks[0][name]["state"]["queue.drops"], ranks[0][name]["after_unequal"]["queue.drops"]
+        changed = (before != after).any(1)
+        if bool(changed.any()):  # a probe was due
+            assert bool((after[changed] != 0).any())

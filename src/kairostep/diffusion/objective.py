@@ -1,6 +1,7 @@
 """The loss: takes t, returns one value per sample."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ Target = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class Objective:
     """`objective(model, x0, t)` gives the weighted squared error of each sample, (B,).
 
-    The model is called as model(x_t, time, **cond) and returns a tensor or an object with `.sample`, as in diffusers;
+    The model is called as model(x_t, time, **cond) and returns a tensor, a tuple with it first, or an object with
+    `.sample`, as in diffusers;
     time is the step for a DiscreteProcess, t for a flow, log(sigma) / 4 for EDM.
     """
 
@@ -32,23 +34,38 @@ class Objective:
         self.prediction = prediction
         self.weighting = weighting or constant()
         self.target = target
+        if not hasattr(prediction, "target"):
+            raise ValueError(f"prediction must be ks.EPSILON, ks.X0, ks.V or ks.VELOCITY, got {prediction!r}")
+        try:
+            self.weighting(torch.zeros(1), prediction)
+        except TypeError as error:
+            raise ValueError(
+                f"weighting must take (log_snr, prediction), got {weighting!r}: call its maker, as in ks.min_snr()"
+            ) from error
 
     def __call__(
         self, model: Callable[..., Any], x0: Tensor, t: Tensor, *, noise: Tensor | None = None, **cond: Any
     ) -> Tensor:
         """Return the losses (B,) of x0 (B, ...) at t (B,), in float32 or better; `noise` is drawn unless given."""
-        if t.shape != x0.shape[:1]:
-            raise ValueError(f"t must have one time per row of x0, {tuple(x0.shape[:1])}, got {tuple(t.shape)}")
+        if t.shape != x0.shape[:1] or not t.is_floating_point():
+            raise ValueError(
+                f"t must be a float in [0, 1] for each row of x0, {tuple(x0.shape[:1])}, "
+                f"got {t.dtype} of shape {tuple(t.shape)}: pass drawn.t, not drawn.index(...)"
+            )
+        if not x0.is_floating_point():
+            raise ValueError(f"x0 must be floating point, got {x0.dtype}: scale images to [-1, 1] first")
         noise = torch.randn_like(x0) if noise is None else noise
         if noise.shape != x0.shape:
-            raise ValueError(f"noise must have the shape of x0, {tuple(x0.shape)}, got {tuple(noise.shape)}")
+            raise ValueError(
+                f"noise must have the shape of x0, {tuple(x0.shape)}, got {tuple(noise.shape)}: torch.randn_like(x0)"
+            )
         alpha, sigma = (
             f(t).to(x0.dtype).view(-1, *[1] * (x0.ndim - 1)) for f in (self.process.alpha, self.process.sigma)
         )
         xt = alpha * x0 + sigma * noise
         scale = self.process.input_scale(t).to(x0.dtype).view_as(alpha)
         returned = model(scale * xt, self.process.time(t), **cond)
-        output: Tensor = getattr(returned, "sample", returned)
+        output: Tensor = returned[0] if isinstance(returned, tuple) else getattr(returned, "sample", returned)
         if output.shape != x0.shape:
             raise ValueError(
                 f"the model must return the shape of its input, {tuple(x0.shape)}, got {tuple(output.shape)}: "
@@ -67,3 +84,14 @@ class Objective:
         """Return the factor that this loss puts on the squared error of x0, as `InfoNoise(loss_weight=)` wants it."""
         log_snr = log_snr.clamp(-LOG_SNR_LIMIT, LOG_SNR_LIMIT)
         return self.weighting(log_snr, self.prediction) / self.prediction.log_x0_error(log_snr).exp()
+
+    def reweighting(self, weighting: Weighting) -> Callable[[Tensor], Tensor]:
+        """Return the function of t that turns this loss into the one under another weighting.
+
+        `Adaptive(policy, objective.reweighting(ks.vlb(process)))` pays by the bound whatever is predicted and trained.
+        """
+        return partial(self._reweighted, weighting)
+
+    def _reweighted(self, weighting: Weighting, t: Tensor) -> Tensor:
+        log_snr = self.process.log_snr(t)
+        return weighting(log_snr, self.prediction) / self.weighting(log_snr, self.prediction)

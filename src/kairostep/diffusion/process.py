@@ -148,6 +148,8 @@ class DiscreteProcess(Process):
         return self._read(f"vlb_{variance}", t)
 
     def _read(self, name: str, t: Tensor) -> Tensor:
+        if not t.is_floating_point():
+            raise ValueError(f"t must be a float in [0, 1], got {t.dtype}: for step i of T pass (i + 0.5) / T")
         return self._table(name, t)[bin_index(t, self.num_steps)]
 
     def _table(self, name: str, like: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ prediction it is used on. Nothing is normalised: Adam does not care, gradient cl
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,55 +22,77 @@ Weighting = Callable[[Tensor, Prediction], Tensor]
 LOG_SNR_LIMIT = 40.0  # beyond it, log-SNR counts as this: limits at zero and infinite SNR come out finite, never NaN
 
 
-def in_x0_space(log_weight: Callable[[Tensor], Tensor]) -> Weighting:
-    """Return the weighting whose factor on the squared error of x0 has this log, a function of log-SNR."""
+@dataclass(frozen=True)
+class X0Weighting:
+    """The weighting whose factor on the squared error of x0 has the log `log_weight(log_snr)`."""
 
-    def weighting(log_snr: Tensor, prediction: Prediction) -> Tensor:
+    log_weight: Callable[[Tensor], Tensor]
+
+    def __call__(self, log_snr: Tensor, prediction: Prediction) -> Tensor:
+        """Return the factor on the squared error of this prediction, in the shape of log_snr."""
         log_snr = log_snr.clamp(-LOG_SNR_LIMIT, LOG_SNR_LIMIT)
-        return (log_weight(log_snr) + prediction.log_x0_error(log_snr)).exp()
-
-    return weighting
+        return (self.log_weight(log_snr) + prediction.log_x0_error(log_snr)).exp()
 
 
 def constant() -> Weighting:
     """Return 1 on whatever is predicted: the simple loss of Ho et al. 2020 for epsilon."""
-
-    def weighting(log_snr: Tensor, prediction: Prediction) -> Tensor:
-        return torch.ones_like(log_snr)
-
-    return weighting
+    return _one
 
 
 def vlb(process: Process) -> Weighting:
     """Return the weights of the variational bound, `process.vlb_weight` for epsilon."""
-    return in_x0_space(lambda log_snr: process.vlb_weight(process.t_at(log_snr)).log() + log_snr)
+    process.vlb_weight(torch.zeros(1))  # raises here, not in training, where the bound is infinite
+    return X0Weighting(partial(_log_vlb, process=process))
 
 
 def min_snr(gamma: float = 5.0) -> Weighting:
     """Return min(SNR, gamma) on x0 (Hang et al. 2023)."""
-    log_gamma = math.log(positive("gamma", gamma))
-    return in_x0_space(lambda log_snr: log_snr.clamp(max=log_gamma))
+    return X0Weighting(partial(torch.clamp, max=math.log(positive("gamma", gamma))))
 
 
 def soft_min_snr(gamma: float = 4.0) -> Weighting:
     """Return gamma SNR / (gamma + SNR) on x0 (k-diffusion), gamma = 1 / sigma_data**2."""
-    log_gamma = math.log(positive("gamma", gamma))
-    return in_x0_space(lambda log_snr: -torch.logaddexp(-log_snr, torch.full_like(log_snr, -log_gamma)))
+    return X0Weighting(partial(_log_soft_min_snr, log_gamma=math.log(positive("gamma", gamma))))
 
 
 def p2(k: float = 1.0, gamma: float = 1.0) -> Weighting:
     """Return 1 / (k + SNR)**gamma on epsilon (Choi et al. 2022)."""
-    log_k = math.log(positive("k", k))
-    finite("gamma", gamma)
-    return in_x0_space(lambda log_snr: log_snr - gamma * torch.logaddexp(log_snr, torch.full_like(log_snr, log_k)))
+    return X0Weighting(partial(_log_p2, log_k=math.log(positive("k", k)), gamma=finite("gamma", gamma)))
 
 
 def debias() -> Weighting:
     """Return 1 / sqrt(SNR) on epsilon (Yu et al. 2024); it grows without bound toward pure noise."""
-    return in_x0_space(lambda log_snr: log_snr / 2)
+    return X0Weighting(_half)
 
 
 def edm(sigma_data: float = 0.5) -> Weighting:
     """Return (sigma**2 + sigma_data**2) / (sigma sigma_data)**2 on x0 (Karras et al. 2022): 1 on EDM's own target."""
-    log_precision = -2 * math.log(positive("sigma_data", sigma_data))
-    return in_x0_space(lambda log_snr: torch.logaddexp(log_snr, torch.full_like(log_snr, log_precision)))
+    return X0Weighting(partial(_log_sum, log_other=-2 * math.log(positive("sigma_data", sigma_data))))
+
+
+# Logs of factors on the squared error of x0, at the top level so that objectives can be pickled.
+
+
+def _one(log_snr: Tensor, prediction: Prediction) -> Tensor:
+    return torch.ones_like(log_snr)
+
+
+def _log_sum(log_snr: Tensor, log_other: float) -> Tensor:
+    """Return log(SNR + other)."""
+    return torch.logaddexp(log_snr, torch.full_like(log_snr, log_other))
+
+
+def _half(log_snr: Tensor) -> Tensor:
+    return log_snr / 2
+
+
+def _log_vlb(log_snr: Tensor, process: Process) -> Tensor:
+    return process.vlb_weight(process.t_at(log_snr)).log() + log_snr
+
+
+def _log_soft_min_snr(log_snr: Tensor, log_gamma: float) -> Tensor:
+    return log_snr + log_gamma - _log_sum(log_snr, log_gamma)
+
+
+def _log_p2(log_snr: Tensor, log_k: float, gamma: float) -> Tensor:
+    return log_snr - gamma * _log_sum(log_snr, log_k)

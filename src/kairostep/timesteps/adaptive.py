@@ -16,12 +16,14 @@ from kairostep.timesteps.distributed import gather_over_ranks, rank, sum_over_ra
 from kairostep.timesteps.draws import Draws, random_bits
 from kairostep.timesteps.fixed import UNBIASED_FLOOR
 from kairostep.timesteps.policy import Beta, PolicyOptimizer
-from kairostep.timesteps.probes import eval_mode, evaluate_losses, isolated_randomness
-from kairostep.timesteps.sampler import LossAt, Timesteps, TimestepSampler, learns_from_step
-from kairostep.timesteps.selection import MAX_DROP, DropQueue, SelectionRule, f_statistic
+from kairostep.timesteps.probes import eval_mode, evaluate_losses, isolated_randomness, probe_seed
+from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, TimestepSampler, learns_from_step
+from kairostep.timesteps.selection import DropQueue, SelectionRule, f_statistic
 
 NUM_REMEMBERED = 256  # rows of the latest probed batch that `density()` averages over
 BASELINE_DECAY = 0.9  # of the running mean that credit="batch" compares with
+DEFAULT_FLOOR = 0.5  # less harms the squared error: results/adaptive_digits
+DEFAULT_REWARD_ROWS = 64
 DEFAULT_SWEEP = 128  # selects as well as all 1000 do: results/selection_quality
 
 
@@ -43,24 +45,27 @@ class Adaptive(TimestepSampler):
     2 (num_selected * reward_rows + sweep) network evaluations: 5 forward passes of a batch of 128 with the defaults.
 
     policy: BetaPolicy.for_input(x0.shape[1:]), or BetaPair(), which ignores x0.
-    reward_weight: a function of t that turns the loss into the objective that counts, process.vlb_weight in the paper;
-        None takes the loss itself.
+    reward_weight: a function of t that turns the loss into the objective that counts; None takes the loss itself. The
+        paper's is process.vlb_weight, for an unweighted epsilon loss; for any other prediction or weighting the same
+        is objective.reweighting(ks.vlb(process)).
     num_steps: T; a continuous process is read in as many steps.
     sweep: timesteps in the sweep, 128 of them unless given; num_steps is the paper's.
-    reward_rows: rows of the batch, over all ranks, that are rewarded; None takes all, as the paper does.
+    reward_rows: rows of the batch, over all ranks, that are rewarded, 64 unless given; the paper rewards all.
     rule: scores timesteps by how well they explain the whole; see `SelectionRule`.
     credit: "sample" pays each draw for the drop on its own row, standardised within the batch; "batch" pays all draws
         for the mean drop, compared with a running mean: slower, but it also sees what a step does for other rows, and
         with one row per batch it alone can learn.
-    floor: share of uniform draws, which bounds how far the policy can starve any part of [0, 1].
-    model: put into eval mode while probing; without it, probes share dropout masks before and after the step.
+    floor: share of uniform draws, 0.5 unless given, which bounds how far the policy can starve any part of [0, 1].
+    model: put into eval mode while probing; without it, probes share dropout masks before and after the step, and
+        layers that keep statistics in train mode, such as BatchNorm, count them too.
     as_published: what the released code does where it differs from the paper, for comparison: fresh noise in
         train mode, rewards summed in bits, no baseline, undetached entropy, round(u (T - 1)), all T swept, no floor.
     unbiased: weight by 1/density.
     stratified: True unless credit is "batch", where strata would hide from the reward what the policy did.
 
-    Keep autocast inside `loss_at`, so that probes run as training does. With gradient accumulation, observe the last
-    micro-batch. `time_probes = True` adds the seconds spent to the diagnostics and makes the host wait for the device.
+    Keep autocast inside `loss_at`, so that probes run as training does, and draw its noise from torch's global
+    generators, which probes fix and put back. With gradient accumulation, observe the last micro-batch.
+    `time_probes = True` adds the seconds spent to the diagnostics and makes the host wait for the device.
     """
 
     latest: Tensor  # (NUM_REMEMBERED, 2) a and b for rows of the latest probed batch
@@ -79,12 +84,12 @@ class Adaptive(TimestepSampler):
         sweep: int | None = None,
         queue_size: int = 20,
         num_selected: int = 3,
-        reward_rows: int | None = 64,
+        reward_rows: int | None = None,
         rule: SelectionRule = f_statistic,
         credit: str = "sample",
         entropy: float = 1e-2,
         learning_rate: float = 1e-2,
-        floor: float = 0.2,
+        floor: float | None = None,
         model: nn.Module | None = None,
         as_published: bool = False,
         unbiased: bool = False,
@@ -92,41 +97,61 @@ class Adaptive(TimestepSampler):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        if not isinstance(policy, nn.Module):
+            raise ValueError(f"policy must be a Module, got {policy!r}: pass BetaPolicy.for_input(x0.shape[1:])")
         count("num_steps", num_steps, at_least=2)
         count("num_selected", num_selected)
         count("queue_size", queue_size, at_least=3)
-        sweep = num_steps if as_published else min(num_steps, DEFAULT_SWEEP) if sweep is None else count("sweep", sweep)
+        if as_published and (floor, sweep, reward_rows, credit, unbiased) != (None, None, None, "sample", False):
+            raise ValueError("as_published fixes floor, sweep, reward_rows, credit and unbiased: leave them out")
+        if sweep is None:
+            sweep = num_steps if as_published else min(num_steps, DEFAULT_SWEEP)
         self.policy, self.reward_weight = policy, reward_weight or torch.ones_like
         self.num_steps, self.every = num_steps, count("every", every)
-        self.reward_rows = None if reward_rows is None or as_published else count("reward_rows", reward_rows)
+        self.reward_rows = DEFAULT_REWARD_ROWS if reward_rows is None else count("reward_rows", reward_rows)
         self.credit = choice("credit", credit, ("sample", "batch"))
         self.entropy = nonnegative("entropy", entropy)
-        self.floor = 0.0 if as_published else max(below_one("floor", floor), UNBIASED_FLOOR if unbiased else 0.0)
+        floor = DEFAULT_FLOOR if floor is None else below_one("floor", floor)
+        self.floor = 0.0 if as_published else max(floor, UNBIASED_FLOOR if unbiased else 0.0)
         self.model = (model,)  # in a tuple, or its parameters would become this module's
         self.as_published, self.unbiased, self.time_probes = as_published, unbiased, False
-        self.num_observed, self.probe_seconds = 0, 0.0
-        if unbiased and as_published:
-            raise ValueError("unbiased needs a floor, and as_published has none: leave one of the two out")
+        self.num_observed, self.seed, self.probe_seconds = 0, seed, 0.0
         if stratified and credit == "batch":
             raise ValueError('credit="batch" needs independent draws, got stratified=True: leave `stratified` out')
-        self.draws = Draws(seed, stratified=credit == "sample" if stratified is None else stratified)
+        independent = as_published or credit == "batch"
+        self.draws = Draws(seed, stratified=not independent if stratified is None else stratified)
         self.queue = DropQueue(num_steps, sweep, queue_size, num_selected, rule=rule, min_rows=2 if as_published else 3)
+        self.check_reward_weight()
         if as_published:
             self.queue.selected.copy_(torch.arange(num_selected))
-        self.optimizer = PolicyOptimizer(policy, nonnegative("learning_rate", learning_rate))
-        self.register_buffer("latest", torch.ones(NUM_REMEMBERED, 2))
-        self.register_buffer("reward", torch.zeros(2))
-        self.register_buffer("baseline", torch.zeros(2))
+        learning_rate = nonnegative("learning_rate", learning_rate)
+        self.optimizer = PolicyOptimizer(policy, learning_rate, per_input=not as_published)
+        self.register_buffer("latest", torch.ones(NUM_REMEMBERED, 2, dtype=torch.float32))
+        self.register_buffer("reward", torch.zeros(2, dtype=torch.float32))
+        self.register_buffer("baseline", torch.zeros(2, dtype=torch.float32))
         self.register_buffer("num_skipped", torch.tensor(0))
         self.register_buffer("num_probes", torch.tensor(0))
 
+    def check_reward_weight(self) -> None:
+        """Raise unless the reward's weight is a finite function of t."""
+        try:
+            weight = self.reward_weight(self.queue.step_t)
+            finite = weight.shape == self.queue.step_t.shape and bool(weight.isfinite().all())
+        except (TypeError, AttributeError) as error:
+            raise ValueError(
+                f"reward_weight must take t (N,) and return (N,), got {self.reward_weight!r}: pass process.vlb_weight "
+                "for an unweighted epsilon loss, objective.reweighting(ks.vlb(process)) for any other"
+            ) from error
+        if not finite:
+            raise ValueError(f"reward_weight must be finite for every t, got {weight}: bound it or leave it out")
+
     def get_extra_state(self) -> Tensor:
-        """Return the number of steps seen, kept on the host so that asking whether a probe is due costs no sync."""
-        return torch.tensor(self.num_observed)
+        """Return the number of steps seen and the seed, kept on the host: whether a probe is due costs no sync."""
+        return torch.tensor([self.num_observed, self.seed])
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take up the number of steps seen."""
-        self.num_observed = int(state)
+        """Take up the number of steps seen and the seed."""
+        self.num_observed, self.seed = state.tolist()
 
     # Algorithm 1: drawing
 
@@ -166,40 +191,42 @@ class Adaptive(TimestepSampler):
             yield
             return
         probe = self.plan(x0, update)
-        before = self.evaluate(probe, loss_at, len(x0), seed=2 * update)
+        before = self.evaluate(probe, loss_at, len(x0), noise=2 * update)
         yield
-        after = self.evaluate(probe, loss_at, len(x0), seed=2 * update + self.as_published)
+        after = self.evaluate(probe, loss_at, len(x0), noise=2 * update + self.as_published)
         self.learn(x0, drawn, probe, (before - after).float(), update)
 
     def plan(self, x0: Tensor, update: int) -> Probe:
         """Return what to evaluate: one row of the batch over all ranks at every swept time, and the paid rows at S.
 
-        Only the rank that has the row can evaluate it; the others sweep one of their own, so that all ranks call
-        `loss_at` equally often, and it does not count.
+        Only the rank that has the row can evaluate it; the others sweep one of their own, which does not count, so that
+        ranks with batches of one size call `loss_at` equally often.
         """
         num_rows, num_selected = len(x0), len(self.queue.selected)
-        stride = 1 if self.reward_rows is None else -(-num_rows * world_size() // self.reward_rows)
-        paid = torch.arange(0, num_rows, stride, device=x0.device)  # (R,)
+        num_paid = len(x0) if self.as_published else min(num_rows, -(-self.reward_rows // world_size()))
+        paid = torch.arange(num_paid, device=x0.device) * num_rows // num_paid  # (R,)
         bits = random_bits(~self.draws.key, torch.full_like(self.draws.key, update), 1)
-        row = (bits & 0x7FFFFFFF) % (num_rows * world_size())  # (1,)
-        sweep_rows = (row % num_rows).expand_as(self.queue.sweep_t)
+        place = (bits & 0x7FFFFFFF) * world_size()  # a share of the batch over all ranks, times 2**31
+        owner, row = place >> 31, ((place & 0x7FFFFFFF) * num_rows) >> 31  # (1,)
+        sweep_rows = row.expand_as(self.queue.sweep_t)
         selected_t = self.queue.sweep_t[self.queue.selected].repeat_interleave(len(paid))
         return Probe(
             rows=torch.cat([sweep_rows, paid.repeat(num_selected)]),
             t=torch.cat([self.queue.sweep_t, selected_t]),
             paid=paid,
-            swept_here=row // num_rows == rank(),
+            swept_here=owner == rank(),
         )
 
-    def evaluate(self, probe: Probe, loss_at: LossAt, num_rows: int, seed: int) -> Tensor:
-        """Return the losses at the probe; the seed fixes noise and dropout.
+    def evaluate(self, probe: Probe, loss_at: LossAt, num_rows: int, noise: int) -> Tensor:
+        """Return the losses at the probe; the number `noise` fixes noise and dropout.
 
         Four batches go into one call: without a graph they need less memory than one in training, and on a GPU few
         large calls cost less than many small ones.
         """
         device = probe.t.device
         start = self.seconds_now(device)
-        with eval_mode(None if self.as_published else self.model[0]), isolated_randomness(device, seed):
+        model = None if self.as_published else self.model[0]
+        with eval_mode(model), isolated_randomness(device, probe_seed(self.seed, noise)):
             losses = evaluate_losses(loss_at, probe.rows, probe.t, max_rows=4 * num_rows)
         self.probe_seconds += self.seconds_now(device) - start
         return losses
@@ -221,7 +248,7 @@ class Adaptive(TimestepSampler):
         rewards = weighted.view(-1, len(probe.paid)).mean(0)  # (R,), Eq. 14
         if self.as_published:
             rewards = rewards * (len(self.queue.selected) / math.log(2))  # the sum over S, in bits
-        valid = rewards.abs() < MAX_DROP
+        valid = rewards.abs() < LARGEST
         advantages = self.advantages(torch.where(valid, rewards, 0.0), valid.float())
         gradient = self.policy_gradient(x0[probe.paid], drawn.t[probe.paid], advantages)
         stepped = self.optimizer.step(self.policy, gradient, usable=sum_over_ranks(valid.sum()) > 0)
@@ -246,7 +273,8 @@ class Adaptive(TimestepSampler):
         expected = torch.where(first, mean, self.baseline[0])
         surprise = mean - expected
         variance = torch.lerp(surprise.square(), self.baseline[1], BASELINE_DECAY)
-        self.baseline.copy_(torch.stack([torch.lerp(mean, expected, BASELINE_DECAY), variance]))
+        baseline = torch.stack([torch.lerp(mean, expected, BASELINE_DECAY), variance])
+        self.baseline.copy_(torch.where(count_ > 0, baseline, self.baseline))
         return torch.where(variance > 0, surprise / variance.sqrt(), 0.0) * valid
 
     def policy_gradient(self, x0: Tensor, t: Tensor, advantages: Tensor) -> Tensor:
@@ -268,7 +296,7 @@ class Adaptive(TimestepSampler):
         """Keep a and b for rows of this batch, the same number from each rank, as `density()` averages over them."""
         num_local = -(-NUM_REMEMBERED // world_size())
         beta: Beta = self.policy(x0)
-        row = torch.arange(num_local, device=x0.device) % len(x0)
+        row = torch.arange(num_local, device=x0.device) * len(x0) // num_local
         latest = gather_over_ranks(torch.stack([beta.a, beta.b], dim=1)[row].float())
         self.latest.copy_(latest.flatten(0, 1)[:NUM_REMEMBERED])
 

@@ -40,11 +40,11 @@ def below_one(name: str, value: float) -> float:
 
 def count(name: str, value: int, *, at_least: int = 1) -> int:
     """Return `value` if it is a whole number of at least `at_least`."""
-    if not isinstance(value, int) or value < at_least:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < at_least:
         raise ValueError(
             f"{name} must be a whole number of at least {at_least}, got {value!r}: pass for instance {name}={at_least}"
         )
-    return value
+    return int(value)
 
 
 def choice(name: str, value: str, valid: Iterable[str]) -> str:

@@ -17,28 +17,33 @@ def _signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-_PER_STEP = _signed(0x9E3779B97F4A7C15)  # the golden ratio of 2**64: steps start far apart from each other
+_GOLDEN_RATIO = _signed(0x9E3779B97F4A7C15)  # of 2**64: its multiples lie far apart from each other
 _FIRST, _SECOND = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 
 
 def mix(value: Tensor) -> Tensor:
-    """Return 64 well-mixed bits for each integer: int64 -> int64. Products wrap around, on every device."""
-    value = (value ^ (value >> 30)) * _FIRST
-    value = (value ^ (value >> 27)) * _SECOND
-    return value ^ (value >> 31)
+    """Return 64 well-mixed bits for each integer, int64 -> int64, one to one. Products wrap on every device."""
+    value = (value ^ _shift(value, 30)) * _FIRST
+    value = (value ^ _shift(value, 27)) * _SECOND
+    return value ^ _shift(value, 31)
+
+
+def _shift(value: Tensor, num: int) -> Tensor:
+    """Return the bits moved right, zeros coming in; int64's own shift would bring in copies of the sign."""
+    return (value >> num) & ((1 << (64 - num)) - 1)
 
 
 def random_bits(key: Tensor, step: Tensor, num: int) -> Tensor:
-    """Return (num,) random int64 that depend on key (), step () and position alone."""
-    position = torch.arange(num, device=key.device)
-    return mix(position + (key + step * _PER_STEP))
+    """Return (num,) random int64 that depend on key (), step (), num and position alone."""
+    position = torch.arange(num, device=key.device) + (num << 32)
+    return mix((position + (key + step * _GOLDEN_RATIO)) * _GOLDEN_RATIO)
 
 
 class Draws(nn.Module):
     """Uniform numbers in (0, 1), one per row of the batch, fresh at every call.
 
     `stratified` puts exactly one number into each of N equal strata of [0, 1], N the batch over all ranks, in random
-    order. Ranks whose batches differ in size stratify as if all had theirs.
+    order. Ranks whose batches differ in size stratify as if all had theirs, each on numbers of its own.
     """
 
     key: Tensor
@@ -46,10 +51,10 @@ class Draws(nn.Module):
 
     def __init__(self, seed: int, *, stratified: bool) -> None:
         super().__init__()
-        if not 0 <= seed < 2**63:
-            raise ValueError(f"seed must be in [0, 2**63), got {seed}: pass for instance seed={abs(seed) % 2**63}")
+        if not hasattr(seed, "__index__") or not 0 <= seed < 2**63:
+            raise ValueError(f"seed must be a whole number in [0, 2**63), got {seed!r}: pass for instance seed=0")
         self.stratified = stratified
-        self.register_buffer("key", mix(mix(torch.tensor(seed)) + _PER_STEP))
+        self.register_buffer("key", mix(mix(torch.tensor(int(seed))) + _GOLDEN_RATIO))
         self.register_buffer("step", torch.tensor(0))
 
     def forward(self, x0: Tensor) -> Tensor:
@@ -59,6 +64,8 @@ class Draws(nn.Module):
                 f"sampler and batch must be on one device, got {self.step.device} and {x0.device}: "
                 f"move the sampler once with sampler.to('{x0.device}')"
             )
+        if x0.ndim == 0 or x0.shape[0] == 0:
+            raise ValueError(f"x0 must have at least one row, got shape {tuple(x0.shape)}: pass a batch (B, ...)")
         dtype = torch.float64 if x0.dtype == torch.float64 else torch.float32  # half precision would be too coarse
         num_local = x0.shape[0]
         num_global = num_local * world_size()

@@ -143,6 +143,10 @@ class Laplace(Tabulated):
 
 def log_snr_between_bins(process: LogSNR) -> Tensor:
     """Return log-SNR at the inner edges of the bins (K-1,); for a process of steps, halfway between neighbours."""
+    if not hasattr(process, "log_snr"):
+        raise ValueError(
+            f"process must have log_snr(t), got {process!r}: pass for instance ks.DiscreteProcess.linear()"
+        )
     num_steps = getattr(process, "num_steps", None)
     if num_steps is None:
         return process.log_snr(torch.arange(1, NUM_BINS, dtype=torch.float64) / NUM_BINS)

@@ -12,14 +12,14 @@ from kairostep.timesteps.distributed import gather_over_ranks, rank, sum_over_ra
 from kairostep.timesteps.draws import Draws
 from kairostep.timesteps.fixed import UNBIASED_FLOOR, LogSNR
 from kairostep.timesteps.histogram import bin_index, rebin, with_floor
-from kairostep.timesteps.probes import isolated_randomness
-from kairostep.timesteps.sampler import LossAt, Timesteps, TimestepSampler, draw, learns_from_step
+from kairostep.timesteps.probes import isolated_randomness, probe_seed
+from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, TimestepSampler, draw, learns_from_step
 
 
 def finite_in_bins(t: Tensor, losses: Tensor, num_bins: int) -> tuple[Tensor, Tensor]:
-    """Return bin (B,) and loss (B,); a loss whose square is not finite becomes 0 in the extra bin `num_bins`."""
+    """Return bin (B,) and loss (B,); a loss that is not finite becomes 0 in the extra bin `num_bins`."""
     losses = losses.float()
-    finite = losses.square().isfinite()
+    finite = losses.abs() < LARGEST
     index = torch.where(finite, bin_index(t, num_bins), num_bins)
     return index, torch.where(finite, losses, 0.0)
 
@@ -47,7 +47,7 @@ class LossSecondMoment(TimestepSampler):
         self.history = count("history", history)
         self.uniform_prob = positive("uniform_prob", share("uniform_prob", uniform_prob))
         self.draws = Draws(seed, stratified=stratified)
-        self.register_buffer("losses", torch.zeros(count("num_bins", num_bins), history))
+        self.register_buffer("losses", torch.zeros(count("num_bins", num_bins), history, dtype=torch.float32))
         self.register_buffer("num_seen", torch.zeros(num_bins, dtype=torch.int64))
         self.register_buffer("num_skipped", torch.tensor(0))
 
@@ -100,9 +100,10 @@ class LossSecondMoment(TimestepSampler):
 class InfoNoise(TimestepSampler):
     """Draws where noise hides most about the data: the entropy rate, read off the losses (Raya et al., 2602.18647).
 
-    The rate per log(sigma) is MMSE / sigma**2, gated where sigma lies under the onset c: the largest sigma at which the
-    rate still reaches `onset` times its peak. The density is rate / loss weight, so that density times weight follows
-    the rate. Uniform until every bin has seen `warmup` losses; `floor` is the share of uniform draws from then on.
+    The rate per sigma is q = MMSE / sigma**3. It is gated by sigma**n / (sigma**n + c**n), c being the onset: the
+    largest sigma at which q still reaches `onset` times its peak. The density is gated rate / loss weight, so that
+    density times weight follows the gated rate. Uniform until every bin has seen `warmup` losses; `floor` is the share
+    of uniform draws from then on. A process of fewer steps than `num_bins` has one bin per step.
     """
 
     error: Tensor  # (K,) running mean of the squared error in x0
@@ -132,17 +133,18 @@ class InfoNoise(TimestepSampler):
         self.warmup = count("warmup", warmup)
         self.onset = positive("onset", share("onset", onset))
         self.gate_power = positive("gate_power", gate_power)
-        self.floor = positive("floor", share("floor", floor))
+        self.floor = max(positive("floor", share("floor", floor)), UNBIASED_FLOOR if unbiased else 0.0)
         self.unbiased = unbiased
         self.draws = Draws(seed, stratified=stratified)
         self.process = process
         self.loss_weight = loss_weight
-        centres = (torch.arange(count("num_bins", num_bins, at_least=2), dtype=torch.float64) + 0.5) / num_bins
+        num_bins = min(count("num_bins", num_bins, at_least=2), getattr(process, "num_steps", num_bins))
+        centres = (torch.arange(num_bins, dtype=torch.float64) + 0.5) / num_bins
         log_snr = self.bounded_log_snr(centres)
         self.register_buffer("log_snr", log_snr.float(), persistent=False)
         self.register_buffer("log_width", torch.gradient(-log_snr / 2)[0].log().float(), persistent=False)
         self.register_buffer("log_weight", loss_weight(log_snr).log().float(), persistent=False)
-        self.register_buffer("error", torch.zeros(num_bins))
+        self.register_buffer("error", torch.zeros(num_bins, dtype=torch.float32))
         self.register_buffer("num_seen", torch.zeros(num_bins, dtype=torch.int64))
         self.register_buffer("num_skipped", torch.tensor(0))
 
@@ -154,12 +156,12 @@ class InfoNoise(TimestepSampler):
         """Return the mass of each bin (K,)."""
         log_error = self.error.clamp(min=1e-30).log()
         log_error = F.avg_pool1d(F.pad(log_error[None], (1, 1), mode="replicate"), 3, 1)[0]  # smooth over neighbours
-        log_rate = log_error + self.log_snr
-        reached = log_rate >= log_rate.max() + math.log(self.onset)
         log_sigma = -self.log_snr / 2
+        log_rate = log_error - 3 * log_sigma  # per sigma
+        reached = log_rate >= log_rate.max() + math.log(self.onset)
         log_onset = torch.where(reached, log_sigma, -torch.inf).max()
         log_gate = F.logsigmoid(self.gate_power * (log_sigma - log_onset))
-        learned = (log_rate + log_gate - self.log_weight + self.log_width).softmax(0)
+        learned = (log_rate + log_sigma + log_gate - self.log_weight + self.log_width).softmax(0)
         ready = (self.num_seen >= self.warmup).all()
         return with_floor(torch.where(ready, learned, 1 / len(learned)), self.floor)
 
@@ -237,19 +239,19 @@ class GradientVariance(TimestepSampler):
         self.floor = max(share("floor", floor), UNBIASED_FLOOR if unbiased else 0.0)
         self.unbiased = unbiased
         self.draws = Draws(seed, stratified=stratified)
-        self.num_observed = 0
-        self.register_buffer("variance", torch.zeros(count("num_bins", num_bins)))
+        self.num_observed, self.seed = 0, seed
+        self.register_buffer("variance", torch.zeros(count("num_bins", num_bins), dtype=torch.float32))
         self.register_buffer("num_measured", torch.zeros(num_bins, dtype=torch.int64))
         self.register_buffer("num_skipped", torch.tensor(0))
         self.register_buffer("num_probes", torch.tensor(0))
 
     def get_extra_state(self) -> Tensor:
-        """Return the number of steps seen, kept on the host so that asking whether a probe is due costs no sync."""
-        return torch.tensor(self.num_observed)
+        """Return the number of steps seen and the seed, kept on the host: whether a probe is due costs no sync."""
+        return torch.tensor([self.num_observed, self.seed])
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take up the number of steps seen."""
-        self.num_observed = int(state)
+        """Take up the number of steps seen and the seed."""
+        self.num_observed, self.seed = state.tolist()
 
     def mass(self) -> Tensor:
         """Return the mass of each bin (K,)."""
@@ -265,7 +267,7 @@ class GradientVariance(TimestepSampler):
         """Measure the next bin if it is time."""
         if self.num_observed % self.every == 0:
             bin_ = self.num_observed // self.every % len(self.variance)
-            with isolated_randomness(x0.device, self.num_observed), torch.enable_grad():
+            with isolated_randomness(x0.device, probe_seed(self.seed, self.num_observed)), torch.enable_grad():
                 self.record(bin_, *self.measure(bin_, x0, loss_at))
         self.num_observed += 1
         yield
@@ -293,7 +295,7 @@ class GradientVariance(TimestepSampler):
     @torch.no_grad()
     def record(self, bin_: int, variance: Tensor, num_rows: Tensor) -> None:
         """Move the bin's variance toward the measured one; what is not finite is skipped, as of one gradient alone."""
-        finite = variance.isfinite()
+        finite = variance.abs() < LARGEST**2
         keep = torch.where(self.num_measured[bin_] > 0, self.decay, 0.0)
         new = torch.lerp(variance.clamp(min=0), self.variance[bin_], keep)
         self.variance[bin_] = torch.where(finite, new, self.variance[bin_])

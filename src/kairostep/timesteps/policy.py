@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from kairostep.timesteps.arguments import count
 from kairostep.timesteps.histogram import BELOW_ONE
+from kairostep.timesteps.probes import isolated_randomness
 
 MAX_CONCENTRATION = 50.0  # a and b stay within 1/50..50
 NUM_CELLS = 512  # of the table that inverts the CDF
@@ -134,14 +135,12 @@ class BetaPolicy(nn.Module):
 
         Weights depend on the seed alone, so that all ranks start alike, and the global generator is left as it was.
         """
-        shape = tuple(shape)
-        if not 1 <= len(shape) <= 4 or min(shape) < 1:
+        if not isinstance(shape, tuple) or not 1 <= len(shape) <= 4 or min(shape) < 1:
             raise ValueError(f"shape must be (D,), (C, L), (C, H, W) or (C, D, H, W), got {shape}: pass x0.shape[1:]")
         count("hidden", hidden)
         count("depth", depth)
-        with torch.random.fork_rng([]):
-            torch.manual_seed(seed)
-            return cls(shape, hidden, depth)
+        with isolated_randomness(torch.device("cpu"), seed):
+            return cls(tuple(shape), hidden, depth)
 
     def forward(self, x0: Tensor) -> Beta:
         """Return one distribution per row of x0 (B, *shape)."""
@@ -168,18 +167,27 @@ class BetaPair(nn.Module):
 
 
 class PolicyOptimizer(nn.Module):
-    """Adam with a clipped gradient, whose moments are buffers: a sampler's state_dict has to hold all of it."""
+    """Adam with a clipped gradient, whose moments are buffers: a sampler's state_dict has to hold all of it.
+
+    `per_input` divides the rate of each weight by the number of inputs it is summed with. A step of Adam moves every
+    weight alike, whatever its gradient: at 1e-2 a layer of 2048 inputs would be thrown far out by one update, and
+    stay there, its units dead. Divided, a step moves the output of each layer by about the rate.
+    """
 
     BETAS, EPSILON, MAX_NORM = (0.9, 0.999), 1e-8, 1.0
 
+    rates: Tensor  # (P,)
     moments: Tensor  # (2, P) running means of the gradient and its square
     num_updates: Tensor  # ()
 
-    def __init__(self, policy: nn.Module, learning_rate: float) -> None:
+    def __init__(self, policy: nn.Module, learning_rate: float, *, per_input: bool) -> None:
         super().__init__()
-        self.learning_rate = learning_rate
-        num_parameters = sum(p.numel() for p in policy.parameters())
-        self.register_buffer("moments", torch.zeros(2, num_parameters))
+        num_inputs = [p[0].numel() if per_input and p.ndim > 1 else 1 for p in policy.parameters()]
+        rates = [
+            torch.full((p.numel(),), learning_rate / n) for p, n in zip(policy.parameters(), num_inputs, strict=True)
+        ]
+        self.register_buffer("rates", torch.cat(rates).float(), persistent=False)
+        self.register_buffer("moments", torch.zeros(2, len(self.rates), dtype=torch.float32))
         self.register_buffer("num_updates", torch.tensor(0))
 
     @torch.no_grad()
@@ -194,7 +202,7 @@ class PolicyOptimizer(nn.Module):
             moment.copy_(torch.where(finite, torch.lerp(new, moment, decay), moment))
             corrected.append(moment / (1 - decay ** self.num_updates.clamp(min=1)))
         mean, square = corrected
-        change = torch.where(finite, self.learning_rate * mean / (square.sqrt() + self.EPSILON), 0.0)
+        change = torch.where(finite, self.rates * mean / (square.sqrt() + self.EPSILON), 0.0)
         parameters = list(policy.parameters())
         sizes = [p.numel() for p in parameters]
         for parameter, some in zip(parameters, torch.split(change, sizes), strict=True):

@@ -12,24 +12,39 @@ from kairostep.timesteps.sampler import LossAt
 
 @contextmanager
 def isolated_randomness(device: torch.device, seed: int) -> Iterator[None]:
-    """Run a block on random numbers that depend on (seed, rank) alone, then put torch's generators back."""
-    devices = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
-        torch.manual_seed(seed * 0x9E3779B1 + rank())
+    """Run a block on random numbers that depend on the seed alone, then put the generators back as they were.
+
+    Those are torch's global generators of the CPU and of this device; `torch.manual_seed` would reset all devices.
+    """
+    generators = [torch.default_generator]
+    if device.type != "cpu":
+        generators.append(torch.get_device_module(device).default_generators[device.index or 0])
+    states = [generator.get_state() for generator in generators]
+    for generator in generators:
+        generator.manual_seed(seed)
+    try:
         yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
+def probe_seed(seed: int, step: int) -> int:
+    """Return the seed of a probe's noise: a function of (seed, rank, step)."""
+    return (seed * 0xD1B54A33 + step * 0x9E3779B1 + rank()) % 2**63
 
 
 @contextmanager
 def eval_mode(model: nn.Module | None) -> Iterator[None]:
-    """Hold the model in eval mode, if there is one and it is training."""
-    if model is None or not model.training:
-        yield
-        return
-    model.eval()
+    """Hold the model, if there is one, in eval mode, then put back each of its parts as it was: some may be frozen."""
+    training = [module for module in model.modules() if module.training] if model is not None else []
+    for module in training:
+        module.training = False
     try:
         yield
     finally:
-        model.train()
+        for module in training:
+            module.training = True
 
 
 @torch.no_grad()

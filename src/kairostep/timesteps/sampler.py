@@ -9,9 +9,12 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from kairostep.timesteps.arguments import count
 from kairostep.timesteps.histogram import bin_index, quantile
 
 S = TypeVar("S", bound="TimestepSampler")
+
+LARGEST = 1e15  # a loss, drop or reward beyond it counts as not finite: sums of its square would overflow float32
 
 LossAt = Callable[[Tensor, Tensor], Tensor]
 """`loss_at(rows, t)`: losses (N,) of the rows (N,) of the current batch at the times t (N,)."""
@@ -26,6 +29,7 @@ class Timesteps:
 
     def index(self, num_steps: int) -> Tensor:
         """Return the steps 0..num_steps-1 of a discrete process, 0 the least noisy: (B,) int64."""
+        count("num_steps", num_steps)
         return bin_index(self.t, num_steps)
 
 
@@ -87,12 +91,14 @@ def learns_from_step(
 
     @wraps(observe)
     def checked(self: S, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> AbstractContextManager[None]:
-        if losses.shape != drawn.t.shape:
+        if losses.shape != drawn.t.shape or len(x0) != len(losses):
             raise ValueError(
-                f"losses must be one value per sample, {tuple(drawn.t.shape)}, got {tuple(losses.shape)}: "
-                "reduce over all dimensions but the first, for instance losses.flatten(1).mean(1)"
+                f"losses must be one value per sample, {tuple(drawn.t.shape)}, got {tuple(losses.shape)} "
+                f"for {len(x0)} rows of x0: show the batch that was drawn for, "
+                "and reduce over all dimensions but the first, for instance losses.flatten(1).mean(1)"
             )
         if self._observation_waits:
+            self._observation_waits = False
             raise RuntimeError(
                 "an observation must be entered, but the last one was not, so the sampler learned nothing: "
                 "write `with sampler.observe(...): optimizer.step()`"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-MAX_DROP = 1e15  # anything larger counts as not finite: its square would overflow float32
+from kairostep.timesteps.sampler import LARGEST
 
 SelectionRule = Callable[[Tensor, Tensor, Tensor], Tensor]
 """`rule(features (n, m), target (n,), present (n,))`: a score (m,) for each feature, from the rows that are present."""
@@ -74,7 +74,7 @@ class DropQueue(nn.Module):
         self.register_buffer("step_t", step_t, persistent=False)
         self.register_buffer("nearest", torch.bucketize(torch.arange(num_steps), between, right=True), persistent=False)
         self.register_buffer("sweep_t", step_t[index], persistent=False)
-        self.register_buffer("drops", torch.zeros(size, sweep))
+        self.register_buffer("drops", torch.zeros(size, sweep, dtype=torch.float32))
         self.register_buffer("present", torch.zeros(size, dtype=torch.bool))
         self.register_buffer("selected", spread)
 
@@ -84,7 +84,7 @@ class DropQueue(nn.Module):
         weight (T,) is what the loss of each step counts in the objective.
         """
         drop = drop * torch.zeros_like(drop).scatter_add(0, self.nearest, weight)
-        finite = (drop.abs() < MAX_DROP).all()
+        finite = (drop.abs() < LARGEST).all()
         self.drops[slot] = torch.where(finite, drop, 0.0)
         self.present[slot] = finite
         precise = torch.float32 if self.drops.device.type == "mps" else torch.float64

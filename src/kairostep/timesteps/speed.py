@@ -1,12 +1,11 @@
 """SpeeD (Wang et al., CVPR 2025, 2405.17403): fewer draws where the process has almost stopped changing."""
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
 from kairostep.timesteps.arguments import choice
 from kairostep.timesteps.draws import Draws
+from kairostep.timesteps.fixed import LogSNR
 from kairostep.timesteps.histogram import BELOW_ONE, bin_index, quantile, rebin
 from kairostep.timesteps.sampler import Timesteps, TimestepSampler
 
@@ -15,14 +14,6 @@ SLOPE_THRESHOLD = 1e-4  # of sigma per step: under it the process counts as conv
 SUPPRESSION = 5.0  # k: how much rarer the convergence area is drawn
 CONVERGENCE_START = 0.7  # tau / T of the paper's version
 LAMBDA = 0.6  # of the change-aware weight
-
-
-class Sigma(Protocol):
-    """A variance-preserving diffusion process, as far as SpeeD cares."""
-
-    def sigma(self, t: Tensor) -> Tensor:
-        """Return the standard deviation of the noise at t (N,)."""
-        ...
 
 
 def slope(values: Tensor) -> Tensor:
@@ -73,17 +64,18 @@ class Speed(TimestepSampler):
     version="paper" is the method of the paper, merged into its repository in October 2024; version="v1" the code that
     was public before, which Kim et al. compare with. A pair is a step t of the asymmetric density and its mirror M - t
     (t - M from M on); which of the two comes first is a coin toss, so that every row, and a batch of one, follows
-    `density()`.
+    `density()`. There is no `unbiased`: the weight is part of the method.
     """
 
     mass: Tensor
     loss_weight: Tensor
 
-    def __init__(self, process: Sigma, version: str = "paper", *, stratified: bool = True, seed: int = 0) -> None:
+    def __init__(self, process: LogSNR, version: str = "paper", *, stratified: bool = True, seed: int = 0) -> None:
         super().__init__()
         choice("version", version, ("paper", "v1"))
         num_steps = getattr(process, "num_steps", NUM_STEPS)
-        sigma = process.sigma((torch.arange(num_steps, dtype=torch.float64) + 0.5) / num_steps)
+        t = (torch.arange(num_steps, dtype=torch.float64) + 0.5) / num_steps
+        sigma = torch.sigmoid(-process.log_snr(t)).sqrt()  # of the variance-preserving process with the same SNR
         mass, weight = (paper_mass, paper_weight) if version == "paper" else (v1_mass, v1_weight)
         self.num_meaningful_steps = num_meaningful_steps(sigma)
         self.draws = Draws(seed, stratified=stratified)
