@@ -61,7 +61,7 @@ def test_density_is_where_the_draws_go(name: str, num_rows: int) -> None:
 def test_learning_samplers_move_away_from_uniform(name: str) -> None:
     before, after = build(name, build_model()).density(10), build_taught(name).density(10)
     assert_close(before, torch.full((10,), 0.1), rtol=0, atol=0.01)
-    assert float((after - before).abs().sum()) > 0.03
+    assert float((after - before).abs().sum()) > 0.01
 
 
 @every_sampler

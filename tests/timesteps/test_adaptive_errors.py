@@ -1,0 +1,94 @@
+"""What the adaptive sampler refuses, skips and survives."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from problem import Problem, data
+from torch import Tensor
+from torch.testing import assert_close
+
+import kairostep as ks
+from kairostep.timesteps.policy import MAX_CONCENTRATION, Beta
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: ks.Adaptive(ks.BetaPair(), num_steps=2), "got 3, 2 and 2: select fewer timesteps"),
+        (lambda: ks.Adaptive(ks.BetaPair(), sweep=2000), "got 3, 2000 and 1000"),
+        (lambda: ks.Adaptive(ks.BetaPair(), queue_size=2), "queue_size must be a whole number of at least 3, got 2"),
+        (lambda: ks.Adaptive(ks.BetaPair(), every=0), "every must be a whole number of at least 1, got 0"),
+        (lambda: ks.Adaptive(ks.BetaPair(), credit="both"), "credit must be one of 'sample', 'batch', got 'both'"),
+        (lambda: ks.Adaptive(ks.BetaPair(), floor=1.0), r"floor must be in \[0, 1\), got 1.0"),
+        (lambda: ks.Adaptive(ks.BetaPair(), floor=0.1, as_published=True), "as_published fixes floor"),
+        (lambda: ks.Adaptive(ks.DiscreteProcess.linear().vlb_weight), "policy must be a Module"),
+        (lambda: ks.Adaptive(ks.BetaPair(), ks.vlb(ks.DiscreteProcess.linear())), r"objective.reweighting"),
+        (lambda: ks.Adaptive(ks.BetaPair(), lambda t: t / 0), "reward_weight must be finite"),
+        (
+            lambda: ks.Adaptive(ks.BetaPair(), ks.DiscreteProcess.linear().with_zero_terminal_snr().vlb_weight),
+            "zero terminal SNR",
+        ),
+        (lambda: ks.Adaptive(ks.BetaPair(), learning_rate=-1.0), "learning_rate must be a finite number of at least 0"),
+        (lambda: ks.Adaptive(ks.BetaPair(), credit="batch", stratified=True), "leave `stratified` out"),
+        (lambda: ks.Adaptive(ks.BetaPolicy.for_input((3,))).sample(torch.zeros(2, 4)), r"for_input\(\(4,\)\)"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_rule_and_value(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_an_observation_that_is_never_entered_is_an_error() -> None:
+    problem, sampler = Problem(), ks.Adaptive(ks.BetaPair())
+    x0 = data(0)
+    drawn = sampler.sample(x0)
+    sampler.observe(x0, drawn, torch.zeros(32), problem.loss_at(x0))
+    with pytest.raises(RuntimeError, match=r"write `with sampler.observe\(...\): optimizer.step\(\)`"):
+        sampler.observe(x0, drawn, torch.zeros(32), problem.loss_at(x0))
+    with sampler.observe(x0, drawn, torch.zeros(32), problem.loss_at(x0)):
+        pass
+
+
+def test_a_loss_of_the_wrong_shape_is_an_error() -> None:
+    sampler, x0 = ks.Adaptive(ks.BetaPair()), data(0)
+    drawn = sampler.sample(x0)
+    with (
+        pytest.raises(ValueError, match=r"one loss per row asked for, \(128,\), got \(\)"),
+        sampler.observe(x0, drawn, torch.zeros(32), lambda rows, t: t.mean()),
+    ):
+        pass
+
+
+def test_rows_whose_loss_is_nan_are_left_out_and_counted() -> None:
+    sampler, x0 = ks.Adaptive(ks.BetaPair(), every=1), data(0)
+    scale = torch.ones(())
+
+    def loss_at(rows: Tensor, t: Tensor) -> Tensor:
+        return torch.where(rows == 5, torch.nan, (1 + rows) * scale)
+
+    drawn = sampler.sample(x0)
+    with sampler.observe(x0, drawn, torch.zeros(32), loss_at):
+        scale.fill_(0.5)
+    rewards = torch.tensor([(1 + row) / 2 for row in range(32) if row != 5])
+    assert_close(sampler.reward, torch.stack([rewards.mean(), rewards.std(correction=0)]))
+    assert int(sampler.num_skipped) == 1 + int(
+        int(sampler.plan(x0, 0).rows[0]) == 5
+    )  # and the sweep, if it took that row
+    assert bool(sampler.policy.output.isfinite().all())
+
+
+@pytest.mark.parametrize("credit", ["sample", "batch"])
+def test_the_policy_stays_bounded_under_ten_thousand_adversarial_rewards(credit: str) -> None:
+    sampler = ks.Adaptive(ks.BetaPair(), entropy=0.0, floor=0.0, credit=credit, learning_rate=0.1)
+    x0, valid = torch.zeros(4, 1), torch.ones(4)
+    times = torch.rand(10_000, 4, generator=torch.Generator().manual_seed(0))
+    for step, t in enumerate(times):
+        greed = (t if step < 6000 else 1 - t) * 10.0 ** (step % 35 - 20)  # for one end, then for the other
+        gradient = sampler.policy_gradient(x0, t, sampler.advantages(greed, valid))
+        sampler.optimizer.step(sampler.policy, gradient, torch.tensor(True))
+    distribution: Beta = sampler.policy(x0)
+    for values in (distribution.a.detach(), distribution.b.detach()):
+        assert 0.99 / MAX_CONCENTRATION <= float(values.min()) <= float(values.max()) <= 1.01 * MAX_CONCENTRATION
+    assert all(bool(value.isfinite().all()) for value in sampler.state_dict().values())
+    assert bool(sampler.sample(x0).t.isfinite().all())

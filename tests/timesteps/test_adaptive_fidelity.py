@@ -1,0 +1,120 @@
+"""The adaptive sampler against the paper's formulas and its released code."""
+
+import copy
+import math
+
+import pytest
+import torch
+from problem import Problem, data
+from scipy import special, stats
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
+from torch.testing import assert_close
+
+import kairostep as ks
+from kairostep.timesteps.policy import MAX_CONCENTRATION, Beta
+
+
+def test_the_vlb_drop_is_the_drop_of_the_gaussian_kl() -> None:
+    """FORMULAS: KL(q(x_{t-1} | x_t, x0) || p_theta), fixed-large variance, mean over dimensions, in float64."""
+    torch.manual_seed(0)
+    process, x0 = ks.DiscreteProcess.linear(20), torch.randn(6, 4, dtype=torch.float64)
+    noise = torch.randn(6, 4, dtype=torch.float64)
+    model = nn.Linear(4, 4).double()
+    objective = ks.Objective(process)
+
+    def loss_at(rows: Tensor, t: Tensor) -> Tensor:
+        return objective(lambda xt, time: model(xt), x0[rows], t, noise=noise[rows])
+
+    def kl(row: int, step: int) -> Tensor:
+        beta, alpha_bar = process.betas[step], process.alphas_cumprod
+        before = alpha_bar[step - 1] if step else torch.tensor(1.0, dtype=torch.float64)
+        posterior = process.betas * (1 - torch.cat([torch.ones(1), alpha_bar[:-1]])) / (1 - alpha_bar)
+        xt = alpha_bar[step].sqrt() * x0[row] + (1 - alpha_bar[step]).sqrt() * noise[row]
+        a = 1 - beta
+        mean = (before.sqrt() * beta * x0[row] + a.sqrt() * (1 - before) * xt) / (1 - alpha_bar[step])
+        model_mean = (xt - beta / (1 - alpha_bar[step]).sqrt() * model(xt)) / a.sqrt()
+        variance, model_variance = posterior[step or 1], beta if step else posterior[1]
+        ratio = variance / model_variance
+        return 0.5 * (ratio - 1 - ratio.log() + (mean - model_mean).square() / model_variance).mean()
+
+    sampler = ks.Adaptive(ks.BetaPair(), process.vlb_weight, num_steps=20, sweep=20)
+    probe = sampler.plan(x0, 0)
+    cells = list(zip(probe.rows.tolist(), (probe.t * 20).long().tolist(), strict=True))
+    weight = process.vlb_weight(probe.t)
+    with torch.no_grad():
+        before, kl_before = sampler.evaluate(probe, loss_at, 6, noise=0), torch.stack([kl(*cell) for cell in cells])
+        model.weight += 0.1 * torch.randn(4, 4, dtype=torch.float64)
+        after, kl_after = sampler.evaluate(probe, loss_at, 6, noise=0), torch.stack([kl(*cell) for cell in cells])
+    assert before.dtype == torch.float64
+    assert_close(weight * (before - after), kl_before - kl_after, rtol=1e-5, atol=1e-9)  # t itself is float32
+
+
+def test_as_published_draws_round_u_times_t_minus_1() -> None:
+    sampler = ks.Adaptive(ks.BetaPair(), num_steps=1000, as_published=True)
+    drawn = [sampler.sample(torch.zeros(1000, 1)) for _ in range(100)]
+    index = torch.cat([d.index(1000) for d in drawn])
+    u = torch.cat([sampler.to_u(d.t) for d in drawn]).double()
+    assert float(u.min()) > -1e-5
+    assert float(u.max()) < 1 + 1e-5
+    assert float((index == (u * 999).round().long()).float().mean()) > 0.9995  # but for ties in float32
+    counts = torch.bincount(index, minlength=1000)
+    assert float(counts[[0, 999]].float().mean()) / 100 == pytest.approx(0.5, abs=0.15)  # half-width bins at both ends
+    assert float(counts[1:-1].float().mean()) / 100 == pytest.approx(1.0, abs=0.01)
+
+
+def test_as_published_pays_the_sum_over_s_in_bits_with_undetached_entropy() -> None:
+    """One update against the released formula: -mean(log Beta(u) (r + kappa H)), clipped, Adam 1e-2."""
+    torch.manual_seed(0)
+    model, x0 = nn.Linear(4, 4), data(0)
+    policy = ks.BetaPolicy.for_input((4,), 8)
+    nn.init.normal_(policy.out.weight, std=0.3)
+    reference = copy.deepcopy(policy)
+    sampler = ks.Adaptive(policy, lambda t: 1 + t, num_steps=50, every=1, as_published=True)
+    assert sampler.queue.selected.tolist() == [0, 1, 2]
+    assert len(sampler.queue.sweep_t) == 50
+
+    def loss_at(rows: Tensor, t: Tensor) -> Tensor:
+        return (model(x0[rows])).square().mean(1) * (2 - t)
+
+    drawn = sampler.sample(x0)
+    t_selected = (torch.arange(3) + 0.5) / 50
+    with torch.no_grad():
+        losses = [model(x0).square().mean(1)]
+        with sampler.observe(x0, drawn, torch.zeros(32), loss_at):
+            model.weight.mul_(0.9)
+        losses.append(model(x0).square().mean(1))
+    scale = ((1 + t_selected) * (2 - t_selected)).sum()
+    reward = (losses[0] - losses[1]) * scale / math.log(2)
+    beta: Beta = reference(x0)
+    u = sampler.to_u(drawn.t)
+    distribution = torch.distributions.Beta(beta.a, beta.b)
+    adam = torch.optim.Adam(reference.parameters(), lr=1e-2)
+    (-(distribution.log_prob(u) * (reward + 1e-2 * distribution.entropy())).mean()).backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
+    adam.step()
+    assert_close(sampler.reward[0], reward.mean(), rtol=1e-4, atol=0)
+    moved, expected = (parameters_to_vector(p.parameters()) for p in (sampler.policy, reference))
+    assert_close(moved, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_as_published_measures_with_fresh_noise_in_train_mode() -> None:
+    problem = Problem()
+    sampler = ks.Adaptive(ks.BetaPair(), every=1, as_published=True, num_steps=20, model=problem.model)
+    modes = []
+    problem.model.register_forward_pre_hook(lambda module, args: modes.append(module.training))
+    problem.step(sampler, data(0), skip=True)
+    assert all(modes)
+    assert float(sampler.reward[1]) > 1e-2  # an update that does nothing earns noise
+
+
+@pytest.mark.parametrize(("a", "b"), [(1.0, 1.0), (3.0, 0.7)])
+def test_draws_follow_the_policy_with_its_floor(a: float, b: float) -> None:
+    sampler = ks.Adaptive(ks.BetaPair(), floor=0.25)
+    limit = math.log(MAX_CONCENTRATION)
+    logs = torch.tensor([math.log(a), math.log(b)])
+    with torch.no_grad():
+        sampler.policy.output.copy_(limit * logs / (limit**2 - logs**2).sqrt())
+    t = torch.cat([sampler.sample(torch.zeros(128, 1, dtype=torch.float64)).t for _ in range(50)])
+    result = stats.kstest(t.numpy(), lambda u: 0.75 * special.betainc(a, b, u) + 0.25 * u)
+    assert result.pvalue > 0.01
