@@ -35,8 +35,9 @@ def _shift(value: Tensor, num: int) -> Tensor:
 
 def random_bits(key: Tensor, step: Tensor, num: int) -> Tensor:
     """Return (num,) random int64 that depend on key (), step (), num and position alone."""
-    position = torch.arange(num, device=key.device) + (num << 32)
-    return mix((position + (key + step * _GOLDEN_RATIO)) * _GOLDEN_RATIO)
+    # Large constants meet tensors alone: in compiled code the range below is int32 until a tensor is added.
+    start = key + step * _GOLDEN_RATIO + (num << 32)  # ()
+    return mix((torch.arange(num, device=key.device) + start) * _GOLDEN_RATIO)
 
 
 class Draws(nn.Module):
