@@ -3,8 +3,8 @@
     python benchmarks/selection_quality.py [--seeds 3]
 
 A network is trained on 8x8 digits; every ten steps the drop of the loss is measured for every row of the batch at all
-1000 timesteps, with the same noise before and after the step. From the last 20 sweeps of one x0 each, three timesteps
-are selected; their mean drop over the next 20 updates is correlated with the drop over all timesteps: for the mean of
+1000 timesteps, with the same noise before and after the step. From the last 20 sweeps, of one or more x0, three
+timesteps are selected; their mean drop over the next 20 updates is correlated with the drop over all timesteps: for the mean of
 the batch over updates ("batch"), and over the rows of one update ("rows", what credit="sample" ranks by). 1 is perfect.
 """
 
@@ -18,6 +18,7 @@ import kairostep as ks
 from kairostep.timesteps.selection import DropQueue
 
 NUM_STEPS, BATCH, QUEUE, WARMUP, UPDATES, STEPS_BETWEEN = 1000, 64, 20, 1000, 80, 10
+SWEEPS = ((1000, 1), (128, 1), (64, 1), (32, 1), (16, 1), (128, 2), (128, 8), (128, 64), (0, 1))  # timesteps, x0
 EVERY_T = (torch.arange(NUM_STEPS) + 0.5) / NUM_STEPS
 
 
@@ -57,7 +58,7 @@ def correlation(one: Tensor, other: Tensor) -> Tensor:
     return (one * other).sum(-1) / (one.norm(dim=-1) * other.norm(dim=-1))
 
 
-def quality(drops: Tensor, weight: Tensor, sweep: int, seed: int) -> tuple[float, float]:
+def quality(drops: Tensor, weight: Tensor, sweep: int, num_x0: int, seed: int) -> tuple[float, float]:
     """Return the two correlations of three selected timesteps, averaged over the run; 0 takes three evenly spread."""
     generator = torch.Generator().manual_seed(seed)
     weighted = drops * weight
@@ -71,8 +72,9 @@ def quality(drops: Tensor, weight: Tensor, sweep: int, seed: int) -> tuple[float
             chosen, whole = coming[:, :, selected].mean(2), coming.mean(2)  # (QUEUE, BATCH)
             batch.append(correlation(chosen.mean(1), whole.mean(1)))
             rows.append(correlation(chosen, whole).mean())
-        row = int(torch.randint(BATCH, (), generator=generator))
-        queue.push(drop[row, index], weight, update % QUEUE)
+        rows_of_x0 = torch.randint(BATCH, (num_x0,), generator=generator)
+        row_of_timestep = rows_of_x0[torch.arange(len(index)) % num_x0]
+        queue.push(drop[row_of_timestep, index], weight, update % QUEUE)
     return float(torch.stack(batch).mean()), float(torch.stack(rows).mean())
 
 
@@ -81,15 +83,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     num_seeds = parser.parse_args().seeds
-    print(f"{'schedule':10} {'objective':9} {'sweep':>10}  batch by seed          rows by seed")
+    print(f"{'schedule':10} {'objective':9} {'sweep':>5} {'x0':>3}  batch by seed          rows by seed")
     for schedule in ("linear", "cosine"):
         process: ks.DiscreteProcess = getattr(ks.DiscreteProcess, schedule)()
         drops = [measure_drops(process, seed) for seed in range(num_seeds)]
         for objective, weight in (("VLB", process.vlb_weight(EVERY_T)), ("MSE", torch.ones(NUM_STEPS))):
-            for sweep in (1000, 128, 64, 32, 16, 0):
-                results = [quality(one, weight, sweep, seed) for seed, one in enumerate(drops)]
+            for sweep, num_x0 in (
+                (1000, 1),
+                (128, 1),
+                (64, 1),
+                (32, 1),
+                (16, 1),
+                (128, 2),
+                (128, 8),
+                (128, 64),
+                (0, 1),
+            ):
+                results = [quality(one, weight, sweep, num_x0, seed) for seed, one in enumerate(drops)]
                 batch, rows = (" ".join(f"{result[k]:6.3f}" for result in results) for k in (0, 1))
-                print(f"{schedule:10} {objective:9} {sweep or 'even, none':>10}  {batch}   {rows}", flush=True)
+                print(f"{schedule:10} {objective:9} {sweep or 'even':>5} {num_x0:>3}  {batch}   {rows}", flush=True)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,8 @@ def train_in_ddp(rank: int) -> dict[str, Tensor]:
 
 
 def build(credit: str) -> ks.Adaptive:
-    return ks.Adaptive(ks.BetaPolicy.for_input((4,), 16), every=2, queue_size=8, credit=credit, seed=3)
+    """Return a sampler that sweeps two x0, as two ranks do by default."""
+    return ks.Adaptive(ks.BetaPolicy.for_input((4,), 16), every=2, queue_size=8, sweep_x0=2, credit=credit, seed=3)
 
 
 def run_rank(rank: int, folder: str) -> None:
@@ -100,5 +101,5 @@ def test_in_ddp_all_ranks_hold_the_same_state(ranks: list[dict[str, Any]]) -> No
     assert first.keys() == second.keys()
     for key in first:
         assert torch.equal(first[key], second[key]), key
-    assert int(first["num_probes"]) == 6 * 2 * 2 * (128 + 3 * 16)
+    assert int(first["num_probes"]) == 6 * 2 * (128 + 2 * 3 * 16)  # the sweep is shared
     assert float(first["reward"].abs().max()) > 0

@@ -34,7 +34,7 @@ class Probe:
     rows: Tensor  # (n + |S| R,) of the batch
     t: Tensor  # (n + |S| R,)
     paid: Tensor  # (R,) the rows that are rewarded
-    swept_here: Tensor  # (1,) whether this rank's sweep is the one that counts
+    swept: Tensor  # (n,) this rank's positions in the sweep
 
 
 class Adaptive(TimestepSampler):
@@ -50,6 +50,7 @@ class Adaptive(TimestepSampler):
         is objective.reweighting(ks.vlb(process)).
     num_steps: T; a continuous process is read in as many steps.
     sweep: timesteps in the sweep, 128 of them unless given; num_steps is the paper's.
+    sweep_x0: rows that share the sweep, one per rank unless given, so that ranks share its cost; the paper has one.
     reward_rows: rows of the batch, over all ranks, that are rewarded, 64 unless given; the paper rewards all.
     rule: scores timesteps by how well they explain the whole; see `SelectionRule`.
     credit: "sample" pays each draw for the drop on its own row, standardised within the batch; "batch" pays all draws
@@ -82,6 +83,7 @@ class Adaptive(TimestepSampler):
         num_steps: int = 1000,
         every: int = 40,
         sweep: int | None = None,
+        sweep_x0: int | None = None,
         queue_size: int = 20,
         num_selected: int = 3,
         reward_rows: int | None = None,
@@ -108,6 +110,7 @@ class Adaptive(TimestepSampler):
             sweep = num_steps if as_published else min(num_steps, DEFAULT_SWEEP)
         self.policy, self.reward_weight = policy, reward_weight or torch.ones_like
         self.num_steps, self.every = num_steps, count("every", every)
+        self.sweep_x0 = world_size() if sweep_x0 is None else count("sweep_x0", sweep_x0)
         self.reward_rows = DEFAULT_REWARD_ROWS if reward_rows is None else count("reward_rows", reward_rows)
         self.credit = choice("credit", credit, ("sample", "batch"))
         self.entropy = nonnegative("entropy", entropy)
@@ -197,24 +200,31 @@ class Adaptive(TimestepSampler):
         self.learn(x0, drawn, probe, (before - after).float(), update)
 
     def plan(self, x0: Tensor, update: int) -> Probe:
-        """Return what to evaluate: one row of the batch over all ranks at every swept time, and the paid rows at S.
+        """Return what this rank evaluates: its share of the sweep, and the paid ones of its rows at S.
 
-        Only the rank that has the row can evaluate it; the others sweep one of their own, which does not count, so that
-        ranks with batches of one size call `loss_at` equally often.
+        The sweep's timesteps are dealt out to `sweep_x0` rows, one from each equal part of the batch over all ranks.
         """
-        num_rows, num_selected = len(x0), len(self.queue.selected)
+        num_rows, num_selected, num_swept = len(x0), len(self.queue.selected), len(self.queue.sweep_t)
+        if self.sweep_x0 % world_size():
+            raise ValueError(
+                f"sweep_x0 must be a multiple of the {world_size()} ranks, got {self.sweep_x0}: leave it out"
+            )
+        num_local = self.sweep_x0 // world_size()
+        bits = random_bits(~self.draws.key, torch.full_like(self.draws.key, update), self.sweep_x0)
+        part = torch.arange(num_local, device=x0.device)
+        here = bits[rank() * num_local + part] & 0x7FFFFFFF
+        row = ((part << 31) + here) * num_rows // (num_local << 31)  # (num_local,)
+        first = rank() * num_local
+        swept = [torch.arange(first + k, num_swept, self.sweep_x0, device=x0.device) for k in range(num_local)]
+        sweep_rows = torch.cat([row[k].expand_as(positions) for k, positions in enumerate(swept)])
         num_paid = len(x0) if self.as_published else min(num_rows, -(-self.reward_rows // world_size()))
         paid = torch.arange(num_paid, device=x0.device) * num_rows // num_paid  # (R,)
-        bits = random_bits(~self.draws.key, torch.full_like(self.draws.key, update), 1)
-        place = (bits & 0x7FFFFFFF) * world_size()  # a share of the batch over all ranks, times 2**31
-        owner, row = place >> 31, ((place & 0x7FFFFFFF) * num_rows) >> 31  # (1,)
-        sweep_rows = row.expand_as(self.queue.sweep_t)
-        selected_t = self.queue.sweep_t[self.queue.selected].repeat_interleave(len(paid))
+        selected_t = self.queue.sweep_t[self.queue.selected].repeat_interleave(num_paid)
         return Probe(
             rows=torch.cat([sweep_rows, paid.repeat(num_selected)]),
-            t=torch.cat([self.queue.sweep_t, selected_t]),
+            t=torch.cat([self.queue.sweep_t[torch.cat(swept)], selected_t]),
             paid=paid,
-            swept_here=owner == rank(),
+            swept=torch.cat(swept),
         )
 
     def evaluate(self, probe: Probe, loss_at: LossAt, num_rows: int, noise: int) -> Tensor:
@@ -241,8 +251,8 @@ class Adaptive(TimestepSampler):
 
     def learn(self, x0: Tensor, drawn: Timesteps, probe: Probe, drop: Tensor, update: int) -> None:
         """Queue the sweep's drops, choose S for the next update, and move the policy by the batch's rewards."""
-        num_swept = len(self.queue.sweep_t)
-        swept = sum_over_ranks(torch.where(probe.swept_here, drop[:num_swept], 0.0))
+        num_swept = len(probe.swept)
+        swept = sum_over_ranks(torch.zeros_like(self.queue.sweep_t).index_copy(0, probe.swept, drop[:num_swept]))
         pushed = self.queue.push(swept, self.reward_weight(self.queue.step_t), update % len(self.queue.drops))
         weighted = drop[num_swept:] * self.reward_weight(probe.t[num_swept:])
         rewards = weighted.view(-1, len(probe.paid)).mean(0)  # (R,), Eq. 14
