@@ -4,8 +4,8 @@
 
 A network is trained on 8x8 digits; every ten steps the drop of the loss is measured for every row of the batch at all
 1000 timesteps, with the same noise before and after the step. From the last 20 sweeps, of one or more x0, three
-timesteps are selected; their mean drop over the next 20 updates is correlated with the drop over all timesteps: for the mean of
-the batch over updates ("batch"), and over the rows of one update ("rows", what credit="sample" ranks by). 1 is perfect.
+timesteps are selected; their mean drop over the next 20 updates is correlated with the drop over all timesteps: for the
+mean of the batch over updates ("batch"), and over the rows of one update ("rows", what credit="sample" ranks by).
 """
 
 import argparse
@@ -88,17 +88,7 @@ def main() -> None:
         process: ks.DiscreteProcess = getattr(ks.DiscreteProcess, schedule)()
         drops = [measure_drops(process, seed) for seed in range(num_seeds)]
         for objective, weight in (("VLB", process.vlb_weight(EVERY_T)), ("MSE", torch.ones(NUM_STEPS))):
-            for sweep, num_x0 in (
-                (1000, 1),
-                (128, 1),
-                (64, 1),
-                (32, 1),
-                (16, 1),
-                (128, 2),
-                (128, 8),
-                (128, 64),
-                (0, 1),
-            ):
+            for sweep, num_x0 in SWEEPS:
                 results = [quality(one, weight, sweep, num_x0, seed) for seed, one in enumerate(drops)]
                 batch, rows = (" ".join(f"{result[k]:6.3f}" for result in results) for k in (0, 1))
                 print(f"{schedule:10} {objective:9} {sweep or 'even':>5} {num_x0:>3}  {batch}   {rows}", flush=True)
