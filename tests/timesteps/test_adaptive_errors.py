@@ -39,6 +39,13 @@ def test_wrong_arguments_are_refused_with_rule_and_value(build: Callable[[], obj
         build()
 
 
+def test_a_sweep_of_more_x0_than_timesteps_leaves_some_out() -> None:
+    sampler, x0 = ks.Adaptive(ks.BetaPair(), num_steps=4, sweep_x0=6), data(0)
+    probe = sampler.plan(x0, 0)
+    assert sorted(probe.swept.tolist()) == [0, 1, 2, 3]
+    assert len(probe.rows) == 4 + 3 * 32
+
+
 def test_an_observation_that_is_never_entered_is_an_error() -> None:
     problem, sampler = Problem(), ks.Adaptive(ks.BetaPair())
     x0 = data(0)

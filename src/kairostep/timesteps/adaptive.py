@@ -110,7 +110,7 @@ class Adaptive(TimestepSampler):
             sweep = num_steps if as_published else min(num_steps, DEFAULT_SWEEP)
         self.policy, self.reward_weight = policy, reward_weight or torch.ones_like
         self.num_steps, self.every = num_steps, count("every", every)
-        self.sweep_x0 = world_size() if sweep_x0 is None else count("sweep_x0", sweep_x0)
+        self.sweep_x0 = None if sweep_x0 is None else count("sweep_x0", sweep_x0)  # None: one per rank
         self.reward_rows = DEFAULT_REWARD_ROWS if reward_rows is None else count("reward_rows", reward_rows)
         self.credit = choice("credit", credit, ("sample", "batch"))
         self.entropy = nonnegative("entropy", entropy)
@@ -205,17 +205,16 @@ class Adaptive(TimestepSampler):
         The sweep's timesteps are dealt out to `sweep_x0` rows, one from each equal part of the batch over all ranks.
         """
         num_rows, num_selected, num_swept = len(x0), len(self.queue.selected), len(self.queue.sweep_t)
-        if self.sweep_x0 % world_size():
-            raise ValueError(
-                f"sweep_x0 must be a multiple of the {world_size()} ranks, got {self.sweep_x0}: leave it out"
-            )
-        num_local = self.sweep_x0 // world_size()
-        bits = random_bits(~self.draws.key, torch.full_like(self.draws.key, update), self.sweep_x0)
-        part = torch.arange(num_local, device=x0.device)
-        here = bits[rank() * num_local + part] & 0x7FFFFFFF
+        sweep_x0 = self.sweep_x0 or world_size()
+        num_local, rest = divmod(sweep_x0, world_size())
+        if rest:
+            raise ValueError(f"sweep_x0 must be a multiple of the {world_size()} ranks, got {sweep_x0}: leave it out")
+        bits = random_bits(~self.draws.key, torch.full_like(self.draws.key, update), sweep_x0)
+        part, first = torch.arange(num_local, device=x0.device), rank() * num_local
+        here = bits[first + part] & 0x7FFFFFFF
         row = ((part << 31) + here) * num_rows // (num_local << 31)  # (num_local,)
-        first = rank() * num_local
-        swept = [torch.arange(first + k, num_swept, self.sweep_x0, device=x0.device) for k in range(num_local)]
+        starts = [min(first + k, num_swept) for k in range(num_local)]  # more x0 than timesteps: nothing left for some
+        swept = [torch.arange(start, num_swept, sweep_x0, device=x0.device) for start in starts]
         sweep_rows = torch.cat([row[k].expand_as(positions) for k, positions in enumerate(swept)])
         num_paid = len(x0) if self.as_published else min(num_rows, -(-self.reward_rows // world_size()))
         paid = torch.arange(num_paid, device=x0.device) * num_rows // num_paid  # (R,)

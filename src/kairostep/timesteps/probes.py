@@ -17,7 +17,9 @@ def isolated_randomness(device: torch.device, seed: int) -> Iterator[None]:
     Those are torch's global generators of the CPU and of this device; `torch.manual_seed` would reset all devices.
     """
     generators = [torch.default_generator]
-    if device.type != "cpu":
+    if device.type == "mps":
+        generators.append(torch.mps._get_default_mps_generator())
+    elif device.type != "cpu":
         generators.append(torch.get_device_module(device).default_generators[device.index or 0])
     states = [generator.get_state() for generator in generators]
     for generator in generators:
