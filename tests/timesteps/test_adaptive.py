@@ -63,7 +63,7 @@ def test_density_moves_to_where_there_is_something_left_to_learn(seed: int, buil
         train_rows(ks.Adaptive(build(), every=1, seed=seed), seed, 200, permuted=permuted) for permuted in (False, True)
     )
     assert paid > 0.6
-    assert control < 0.45
+    assert abs(control - 0.3) < 0.1
 
 
 def test_batch_credit_learns_where_rows_have_nothing_of_their_own() -> None:
