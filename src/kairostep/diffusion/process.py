@@ -175,9 +175,19 @@ class DiscreteProcess(Process):
 
 
 class FlowProcess(Process):
-    """The straight path x_t = (1 - t) x0 + t noise of flow matching and rectified flow."""
+    """The straight path x_t = (1 - t) x0 + t noise of flow matching and rectified flow.
+
+    The network is told t * time_scale; diffusers' flow schedulers take 1000.
+    """
 
     END = 1e-4  # how near to both ends, where the bound diverges, `vlb_weight` goes
+
+    def __init__(self, time_scale: float = 1.0) -> None:
+        self.time_scale = positive("time_scale", time_scale)
+
+    def time(self, t: Tensor) -> Tensor:
+        """Return t * time_scale."""
+        return t * self.time_scale
 
     def alpha(self, t: Tensor) -> Tensor:
         """Return the factor of the data."""

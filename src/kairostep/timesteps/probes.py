@@ -16,11 +16,7 @@ def isolated_randomness(device: torch.device, seed: int) -> Iterator[None]:
 
     Those are torch's global generators of the CPU and of this device; `torch.manual_seed` would reset all devices.
     """
-    generators = [torch.default_generator]
-    if device.type == "mps":
-        generators.append(torch.mps._get_default_mps_generator())
-    elif device.type != "cpu":
-        generators.append(torch.get_device_module(device).default_generators[device.index or 0])
+    generators = global_generators(device)
     states = [generator.get_state() for generator in generators]
     for generator in generators:
         generator.manual_seed(seed)
@@ -29,6 +25,16 @@ def isolated_randomness(device: torch.device, seed: int) -> Iterator[None]:
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
+
+
+def global_generators(device: torch.device) -> list[torch.Generator]:
+    """Return torch's global generators of the CPU and of this device."""
+    generators = [torch.default_generator]
+    if device.type == "mps":
+        generators.append(torch.mps._get_default_mps_generator())
+    elif device.type != "cpu":
+        generators.append(torch.get_device_module(device).default_generators[device.index or 0])
+    return generators
 
 
 def probe_seed(seed: int, step: int) -> int:

@@ -1,0 +1,5 @@
+"""`python -m kairostep`, and what `accelerate launch -m kairostep` runs."""
+
+from kairostep.cli import main
+
+main()

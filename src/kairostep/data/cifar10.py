@@ -1,0 +1,35 @@
+"""CIFAR-10 (Krizhevsky 2009), checked byte by byte."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kairostep.data import cifar10_files as files
+from kairostep.data.dataset import InMemory
+from kairostep.timesteps.arguments import choice
+
+
+def load_cifar10(path: Path | str, split: str = "train", *, check: bool = True, flip: bool = True) -> InMemory:
+    """Return 50000 ("train") or 10000 ("test") images (3, 32, 32) of ten classes.
+
+    path: official python or binary batches, unpacked in a folder or still in their .tar.gz; or an npz with uint8
+        arrays train (N, 32, 32, 3), train_y, test and test_y, as `obtain_cifar10` makes it; or a folder with one.
+    check: refuse content that is not CIFAR-10's own; False allows a subset or a changed copy.
+    """
+    choice("split", split, ("train", "test"))
+    path = Path(path)
+    source = files.find(path) if path.is_dir() else path
+    if source is None or not source.exists():
+        raise ValueError(
+            f"path must be a file or a folder of CIFAR-10, got {path}: "
+            f"make one with `kairostep.data.obtain_cifar10({str(path)!r})`"
+        )
+    content = files.read(source, complete=check)
+    if check:
+        content.check(source)
+    pixels, labels = (content.train, content.train_y) if split == "train" else (content.test, content.test_y)
+    if len(pixels) == 0:
+        raise ValueError(f"the part {split!r} must have at least one image, got none in {source}: get a fresh copy")
+    images = torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))  # (N, 3, 32, 32)
+    return InMemory(images, torch.from_numpy(labels.astype(np.int64)), num_classes=10, flip=flip)

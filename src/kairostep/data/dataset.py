@@ -1,0 +1,130 @@
+"""The contract: what a set of samples is, and the set that lies in memory."""
+
+import hashlib
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from kairostep.timesteps.arguments import count
+
+
+class Dataset(ABC):
+    """Samples as they are stored: pixels as bytes, latents as moments.
+
+    A training loop reads one through `Batches`; without it:
+
+        stored = torch.stack([dataset.read(row)[0] for row in rows]).to(device)
+        x0 = dataset.to_x0(stored, generator)
+    """
+
+    shape: tuple[int, ...]  # of one x0
+    num_classes: int  # 0 without labels
+    flip: bool  # whether training mirrors samples at random
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, row: int) -> tuple[Tensor, int]:
+        """Return one sample as it is stored and its label, 0 in a set without classes."""
+
+    @abstractmethod
+    def to_x0(self, stored: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Return x0 (B, *shape), float32, of a batch as it is stored, on the batch's device.
+
+        All randomness of training comes from the generator, on the same device; None means no randomness.
+        """
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return a SHA-256, in hex, that differs where the content differs."""
+
+    def read_all(self) -> tuple[Tensor, Tensor]:
+        """Return the whole set as it is stored (N, ...) and its labels (N,), int64."""
+        samples, labels = zip(*(self.read(row) for row in range(len(self))), strict=True)
+        return torch.stack(samples), torch.tensor(labels)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the whole set as it is stored."""
+        return len(self) * self.read(0)[0].nbytes
+
+
+class InMemory(Dataset):
+    """Images and labels as two tensors.
+
+    pixels: (N, C, H, W) uint8.
+    labels: (N,) int64 in [0, num_classes), or None.
+    num_classes: how many classes there are, present in this part of the set or not.
+    flip: mirror half of the images in training.
+    """
+
+    def __init__(
+        self, pixels: Tensor, labels: Tensor | None = None, *, num_classes: int = 0, flip: bool = False
+    ) -> None:
+        if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.numel() == 0:
+            raise ValueError(
+                "pixels must be uint8 of shape (N, C, H, W) with at least one image, got "
+                f"{pixels.dtype} {tuple(pixels.shape)}: scale them to 0..255 and call .to(torch.uint8)"
+            )
+        self.stored = pixels.contiguous()
+        self.labels = _checked_labels(labels, len(pixels), count("num_classes", num_classes, at_least=0))
+        self.shape = tuple(pixels.shape[1:])
+        self.num_classes = num_classes
+        self.flip = flip
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def read(self, row: int) -> tuple[Tensor, int]:
+        """Return the image `row` (C, H, W), uint8, and its label."""
+        return self.stored[row], 0 if self.labels is None else int(self.labels[row])
+
+    def read_all(self) -> tuple[Tensor, Tensor]:
+        """Return all images (N, C, H, W), uint8, and labels (N,), without a copy."""
+        labels = torch.zeros(len(self), dtype=torch.int64) if self.labels is None else self.labels
+        return self.stored, labels
+
+    def to_x0(self, stored: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Return pixels (B, C, H, W) in [-1, 1], half of them mirrored under a generator if the set has `flip`."""
+        return pixels_to_x0(stored, generator if self.flip else None)
+
+    def fingerprint(self) -> str:
+        """Return a SHA-256 of pixels, labels and their shapes."""
+        digest = hashlib.sha256(f"{tuple(self.stored.shape)} {self.num_classes}".encode())
+        digest.update(self.stored.numpy().data)
+        if self.labels is not None:
+            digest.update(self.labels.numpy().data)
+        return digest.hexdigest()
+
+
+def pixels_to_x0(stored: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Return uint8 images (B, C, H, W) as float32 in [-1, 1]; a generator mirrors each with probability 1/2."""
+    if generator is not None:
+        mirrored = torch.rand(len(stored), generator=generator, device=stored.device) < 0.5  # (B,)
+        stored = torch.where(mirrored.view(-1, 1, 1, 1), stored.flip(-1), stored)
+    return stored.to(torch.float32).div_(127.5).sub_(1).contiguous()
+
+
+def _checked_labels(labels: Tensor | None, num_rows: int, num_classes: int) -> Tensor | None:
+    """Return the labels if there is one in [0, num_classes) for each row, or None where the set has no classes."""
+    if (labels is None) != (num_classes == 0):
+        raise ValueError(
+            f"labels and num_classes must be given together, got num_classes={num_classes} and labels "
+            f"{'missing' if labels is None else 'present'}: pass both or neither"
+        )
+    if labels is None:
+        return None
+    if labels.shape != (num_rows,) or labels.is_floating_point():
+        raise ValueError(
+            f"labels must be whole numbers of shape ({num_rows},), one per image, got {labels.dtype} "
+            f"{tuple(labels.shape)}: pass class indices, not one-hot rows"
+        )
+    labels = labels.to(torch.int64).contiguous()
+    if not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+        raise ValueError(
+            f"labels must lie in [0, num_classes = {num_classes}), got {int(labels.min())}..{int(labels.max())}: "
+            f"pass num_classes={int(labels.max()) + 1} or number the classes from 0"
+        )
+    return labels

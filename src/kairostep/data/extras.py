@@ -1,0 +1,14 @@
+"""Packages that only some sets need, imported when they are used."""
+
+import importlib
+from typing import Any
+
+
+def require(module: str, what: str) -> Any:
+    """Return an installed module, or say which extra brings it to whoever wanted `what`."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{what} needs {error.name}, which is not installed: pip install 'kairostep[train]'", name=error.name
+        ) from error

@@ -1,0 +1,104 @@
+"""Any folder of images: squares of one size, classes from its subfolders, a held-out part that stays the same."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from kairostep.data.dataset import Dataset
+from kairostep.data.image_file import ENDINGS
+from kairostep.data.image_set import ImageFiles, StreamedImages, decode
+from kairostep.timesteps.arguments import below_one, choice, count
+
+IN_MEMORY_BYTES = 2 * 2**30  # a larger set is read from its files again and again
+MIN_TO_HOLD_OUT = 50  # images; a smaller folder is for training alone
+
+
+def load_folder(
+    folder: Path | str,
+    size: int,
+    split: str = "train",
+    *,
+    channels: int = 3,
+    classes: str = "auto",
+    flip: bool = True,
+    held_out: float = 0.02,
+    bad_images: str = "skip",
+    in_memory_bytes: int = IN_MEMORY_BYTES,
+) -> Dataset:
+    """Return the images below a folder as squares (channels, size, size), in memory where they fit.
+
+    size: of the square that the middle of each image is resized to, in pixels; smaller images are bad.
+    split: "train", or "test" for the part that is held out.
+    channels: 3 for colour, 1 for grey.
+    classes: "auto" takes the subfolders, sorted by name, if every image lies in one of several; "none" takes none.
+    held_out: share of the images in "test", chosen by a hash of their names; none of fewer than 50.
+    bad_images: "skip" leaves out what cannot be read or is too small and logs it; "refuse" raises.
+    in_memory_bytes: a set that is larger when decoded streams from its files.
+    """
+    count("size", size)
+    choice("split", split, ("train", "test"))
+    choice("classes", classes, ("auto", "none"))
+    choice("bad_images", bad_images, ("skip", "refuse"))
+    below_one("held_out", held_out)
+    if channels not in (1, 3):
+        raise ValueError(f"channels must be 3 (colour) or 1 (grey), got {channels}: pass channels=3")
+    folder = Path(folder)
+    names = find_images(folder)
+    labels, num_classes = label_by_subfolder(names) if classes == "auto" else (None, 0)
+    every = ImageFiles(folder, names, labels, num_classes, size, channels, bad_images == "refuse")
+    part = every.subset(_rows_of_split(folder, names, split, held_out))
+    if len(part.names) * channels * size * size <= in_memory_bytes:
+        return decode(part, flip=flip)
+    return StreamedImages(part, flip=flip)
+
+
+def find_images(folder: Path) -> tuple[str, ...]:
+    """Return the names of all images below the folder, sorted; what is hidden stays out, links are followed."""
+    if not folder.is_dir():
+        raise ValueError(f"folder must be an existing folder of images, got {folder}: check the path")
+    names, visited = [], set()
+    for place, subfolders, files in os.walk(folder, followlinks=True):
+        visited.add(Path(place).resolve())
+        subfolders[:] = [
+            name for name in subfolders if name[0] != "." and (Path(place) / name).resolve() not in visited
+        ]
+        relative = Path(place).relative_to(folder)
+        names += [
+            (relative / name).as_posix() for name in files if name[0] != "." and Path(name).suffix.lower() in ENDINGS
+        ]
+    if not names:
+        raise ValueError(
+            f"folder must hold at least one image ({', '.join(sorted(ENDINGS))}), got none in {folder}: check the path"
+        )
+    return tuple(sorted(names))
+
+
+def label_by_subfolder(names: Sequence[str]) -> tuple[tuple[int, ...] | None, int]:
+    """Return a label for each name and the number of classes.
+
+    None and 0 unless every image lies in a subfolder and there are two at least: one class would say nothing.
+    """
+    parents = [name.split("/")[0] if "/" in name else "" for name in names]
+    index = {parent: number for number, parent in enumerate(sorted(set(parents)))}
+    if "" in index or len(index) < 2:
+        return None, 0
+    return tuple(index[parent] for parent in parents), len(index)
+
+
+def is_held_out(name: str, share: float) -> bool:
+    """Return whether an image belongs to the held-out share: a function of its name alone."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") < share * 2**64
+
+
+def _rows_of_split(folder: Path, names: Sequence[str], split: str, held_out: float) -> list[int]:
+    if len(names) < MIN_TO_HOLD_OUT:
+        held_out = 0.0
+    rows = [row for row, name in enumerate(names) if is_held_out(name, held_out) == (split == "test")]
+    if not rows:
+        raise ValueError(
+            f"split {split!r} must have at least one image, got none of the {len(names)} in {folder} at "
+            f"held_out={held_out}: "
+            + (f"add images, at least {MIN_TO_HOLD_OUT}" if held_out == 0 else "choose another share, such as 0.1")
+        )
+    return rows

@@ -1,0 +1,214 @@
+"""The one place that maps names to classes.
+
+Each table has a maker per name. A maker's arguments are either `GIVEN`, which the experiment supplies, or options of
+the component, checked against the maker's signature and decoded by its annotations: no default is written down twice.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args, get_type_hints
+
+import draccus
+import torch
+from draccus.utils import DecodingError
+from torch import nn
+
+from kairostep.data import load_cifar10, load_digits, load_fashion_mnist, load_folder
+from kairostep.diffusion import (
+    EPSILON,
+    VELOCITY,
+    X0,
+    DiscreteProcess,
+    EDMProcess,
+    FlowProcess,
+    Objective,
+    Prediction,
+    V,
+    constant,
+    debias,
+    edm,
+    min_snr,
+    p2,
+    soft_min_snr,
+    vlb,
+)
+from kairostep.diffusion.process import Process
+from kairostep.experiments.config import Component, unknown
+from kairostep.networks import UViT2DModel, ddpm_unet, dit
+from kairostep.timesteps import (
+    Adaptive,
+    BetaPair,
+    BetaPolicy,
+    FixedBeta,
+    GradientVariance,
+    InfoNoise,
+    Laplace,
+    LogitNormal,
+    LogNormalSigma,
+    LossSecondMoment,
+    Mode,
+    Speed,
+    Tabulated,
+    Uniform,
+)
+from kairostep.timesteps.arguments import choice
+
+FLOW_TIME_SCALE = 1000.0  # diffusers' flow schedulers tell networks t * 1000, which suits their time embeddings
+GIVEN = {"process", "objective", "model", "parameters", "shape", "seed", "split"}  # supplied by the experiment ...
+GIVEN |= {"sample_size", "in_channels", "out_channels", "num_classes"}  # ... for networks
+GIVEN |= {"reward_weight", "loss_weight", "rule"}  # ... and what the makers below make of them
+
+
+@dataclass(frozen=True)
+class Passing:
+    """A maker that hands further options on to another callable."""
+
+    make: Callable[..., Any]
+    on: Callable[..., Any]
+
+
+Maker = Callable[..., Any] | Passing
+
+
+def flow(time_scale: float = FLOW_TIME_SCALE) -> FlowProcess:
+    """Return the straight path, the network being told t * time_scale."""
+    return FlowProcess(time_scale=time_scale)
+
+
+def adaptive(
+    process: Process,
+    objective: Objective,
+    model: nn.Module,
+    shape: tuple[int, ...],
+    seed: int,
+    *,
+    policy: str = "network",  # or "pair", which ignores x0
+    reward: str = "vlb",  # or "loss", the objective that is trained
+    hidden: int = 128,
+    depth: int = 2,
+    **options: Any,
+) -> Adaptive:
+    """Return the paper's sampler; its policy sees x0 unless it is a pair, and is paid by the bound or by the loss."""
+    choice("sampler.policy", policy, ("network", "pair"))
+    choice("sampler.reward", reward, ("vlb", "loss"))
+    made = BetaPair() if policy == "pair" else BetaPolicy.for_input(shape, hidden, depth, seed=seed)
+    reward_weight = objective.reweighting(vlb(process)) if reward == "vlb" else None
+    options.setdefault("num_steps", getattr(process, "num_steps", 1000))
+    return Adaptive(made, reward_weight, model=model, seed=seed, **options)
+
+
+def infonoise(process: Process, objective: Objective, seed: int, **options: Any) -> InfoNoise:
+    """Return InfoNoise for the loss that is trained."""
+    return InfoNoise(process, objective.x0_weight, seed=seed, **options)
+
+
+def tabulated(mass: tuple[float, ...], seed: int, *, unbiased: bool = False, stratified: bool = True) -> Tabulated:
+    """Return the sampler of a histogram, as in --sampler.mass=[1,2,1]."""
+    return Tabulated(torch.tensor(mass), unbiased=unbiased, stratified=stratified, seed=seed)
+
+
+PROCESSES: dict[str, Maker] = {
+    "linear": DiscreteProcess.linear,
+    "cosine": DiscreteProcess.cosine,
+    "quadratic": DiscreteProcess.quadratic,
+    "scaled_linear": DiscreteProcess.scaled_linear,
+    "flow": flow,
+    "edm": EDMProcess,
+}
+PREDICTIONS: dict[str, Prediction] = {"epsilon": EPSILON, "x0": X0, "v": V, "velocity": VELOCITY}
+WEIGHTINGS: dict[str, Maker] = {
+    "constant": constant,
+    "vlb": vlb,
+    "min_snr": min_snr,
+    "soft_min_snr": soft_min_snr,
+    "p2": p2,
+    "debias": debias,
+    "edm": edm,
+}
+SAMPLERS: dict[str, Maker] = {
+    "uniform": Uniform,
+    "logit_normal": LogitNormal,
+    "mode": Mode,
+    "beta": FixedBeta,
+    "tabulated": tabulated,
+    "log_normal_sigma": LogNormalSigma,
+    "laplace": Laplace,
+    "speed": Speed,
+    "loss_second_moment": LossSecondMoment,
+    "infonoise": Passing(infonoise, InfoNoise),
+    "gradient_variance": GradientVariance,
+    "adaptive": Passing(adaptive, Adaptive),
+}
+NETWORKS: dict[str, Maker] = {"unet": ddpm_unet, "dit": dit, "uvit": UViT2DModel}
+DATASETS: dict[str, Maker] = {
+    "digits": load_digits,
+    "fashion_mnist": load_fashion_mnist,
+    "cifar10": load_cifar10,
+    "images": load_folder,
+}
+
+
+def natural_prediction(process: Process) -> str:
+    """Return the name of what networks usually predict under this process."""
+    return {DiscreteProcess: "epsilon", FlowProcess: "velocity", EDMProcess: "edm"}[type(process)]
+
+
+def make_prediction(name: str, process: Process) -> Prediction:
+    """Return the prediction of this name; `edm` is the network target that belongs to the process."""
+    if name == "edm":
+        if not isinstance(process, EDMProcess):
+            raise ValueError(f"prediction edm belongs to process edm, got {process!r}: pass --prediction=v")
+        return process.prediction
+    if name not in PREDICTIONS:
+        raise ValueError(unknown("prediction", name, [*PREDICTIONS, "edm"]))
+    return PREDICTIONS[name]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a maker."""
+
+    hint: Any
+    required: bool
+
+
+def make(kind: str, table: Mapping[str, Maker], component: Component, **given: Any) -> Any:
+    """Return what the component names, made with its options and with those of the `given` that its maker takes."""
+    if component.name not in table:
+        raise ValueError(unknown(kind, component.name, table))
+    maker = table[component.name]
+    valid, options = options_of(maker), {}
+    for name, value in component.options.items():
+        if name not in valid:
+            raise ValueError(unknown(f"option of {kind} {component.name}:", name, valid or ["none"]))
+        try:
+            options[name] = draccus.decode(valid[name].hint, value)
+        except (DecodingError, TypeError) as error:
+            raise ValueError(f"--{kind}.{name} must be {valid[name].hint}, got {value!r}: {error}") from error
+    missing = [name for name, argument in valid.items() if argument.required and name not in options]
+    if missing:
+        raise ValueError(f"{kind} {component.name} needs {missing[0]}: pass --{kind}.{missing[0]}=...")
+    call = maker.make if isinstance(maker, Passing) else maker
+    taken = arguments_of(call)
+    return call(**{name: value for name, value in given.items() if name in taken}, **options)
+
+
+def options_of(maker: Maker) -> dict[str, Argument]:
+    """Return the arguments of a maker that are the user's to choose."""
+    calls = [maker.on, maker.make] if isinstance(maker, Passing) else [maker]
+    arguments = [item for call in calls for item in arguments_of(call).items()]
+    return {name: argument for name, argument in arguments if name not in GIVEN}
+
+
+def arguments_of(call: Callable[..., Any]) -> dict[str, Argument]:
+    """Return the arguments of a function or class, those of `**options: Unpack[...]` among them."""
+    hints = get_type_hints(call.__init__ if inspect.isclass(call) else call)
+    arguments: dict[str, Argument] = {}
+    for name, parameter in inspect.signature(call).parameters.items():
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+            arguments[name] = Argument(hints.get(name, Any), parameter.default is parameter.empty)
+            continue
+        for unpacked in get_args(hints.get(name)):
+            arguments |= {key: Argument(hint, required=False) for key, hint in get_type_hints(unpacked).items()}
+    return arguments

@@ -1,0 +1,103 @@
+"""From a config to the objects that it names."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from kairostep.data import Dataset, LatentSet, encode_latents
+from kairostep.diffusion import Objective, Prediction
+from kairostep.diffusion.process import Process
+from kairostep.experiments.components import (
+    DATASETS,
+    NETWORKS,
+    PROCESSES,
+    SAMPLERS,
+    WEIGHTINGS,
+    make,
+    make_prediction,
+    natural_prediction,
+)
+from kairostep.experiments.config import Config
+from kairostep.timesteps import TimestepSampler
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The parts of one experiment, on the CPU as yet, and its config with every default filled in."""
+
+    config: Config
+    dataset: Dataset
+    held_out: Dataset | None
+    process: Process
+    prediction: Prediction
+    objective: Objective
+    model: nn.Module
+    sampler: TimestepSampler
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes that the model is told, 0 if none."""
+        return self.dataset.num_classes if self.config.label_dropout is not None else 0
+
+    def to_pixels(self, x0: Tensor) -> Tensor:
+        """Return images (B, C, H, W) in [-1, 1] for samples x0."""
+        return self.dataset.decode(x0) if isinstance(self.dataset, LatentSet) else x0
+
+
+def build(config: Config, device: torch.device) -> Experiment:
+    """Return the experiment that the config describes; weights depend on its seed. `device` encodes latents."""
+    process: Process = make("process", PROCESSES, config.process)
+    name = config.prediction or natural_prediction(process)
+    config = replace(config, prediction=name)
+    prediction = make_prediction(name, process)
+    weighting = make("weighting", WEIGHTINGS, config.weighting, process=process)
+    objective = Objective(process, prediction, weighting)
+    dataset, held_out = load_data(config, device)
+    model = make_network(config, dataset)
+    sampler = make(
+        "sampler",
+        SAMPLERS,
+        config.sampler,
+        process=process,
+        objective=objective,
+        model=model,
+        parameters=model.parameters(),
+        shape=dataset.shape,
+        seed=config.seed,
+    )
+    return Experiment(config, dataset, held_out, process, prediction, objective, model, sampler)
+
+
+def load_data(config: Config, device: torch.device) -> tuple[Dataset, Dataset | None]:
+    """Return the training set and the held-out set, if the data has one, as pixels or as latents."""
+    sets = []
+    for split in ("train", "test"):
+        dataset: Dataset = make("data", DATASETS, config.data, split=split)
+        if config.autoencoder is not None and len(dataset):
+            cache = Path(config.cache).expanduser()
+            dataset = encode_latents(dataset, Path(config.autoencoder), cache, device)
+        sets.append(dataset)
+    train, held_out = sets
+    if config.label_dropout is not None and not train.num_classes:
+        raise ValueError(
+            f"label_dropout must be null for data without classes, got {config.label_dropout}: "
+            "pass --label_dropout=null, or a folder with one subfolder per class"
+        )
+    return train, held_out if len(held_out) else None
+
+
+def make_network(config: Config, dataset: Dataset) -> nn.Module:
+    """Return the network for samples of this set, its weights a function of the seed."""
+    channels, height, width = dataset.shape
+    if height != width:
+        raise ValueError(f"samples must be square, got {height} x {width}: crop them first")
+    num_classes = dataset.num_classes if config.label_dropout is not None else None
+    generator_state = torch.get_rng_state()
+    torch.manual_seed(config.seed)
+    model: nn.Module = make(
+        "network", NETWORKS, config.network, sample_size=height, in_channels=channels, num_classes=num_classes
+    )
+    torch.set_rng_state(generator_state)
+    return model

@@ -1,0 +1,45 @@
+"""Reading a run directory."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What a run has written so far."""
+
+    directory: Path
+    config: Mapping[str, Any]
+    metrics: list[dict[str, Any]]  # in the order of steps
+
+    @classmethod
+    def read(cls, directory: Path) -> "RunFiles":
+        """Return what is there; a torn last line of a run that is still writing is left out."""
+        config = directory / "config.yaml"
+        if not config.is_file():
+            raise ValueError(f"a run directory must hold config.yaml, got {directory}: name one that `train` made")
+        path = directory / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.is_file() else []
+        return cls(directory, yaml.safe_load(config.read_text()), [line for line in map(_parsed, lines) if line])
+
+    def latest(self, key: str) -> Any:
+        """Return the newest value of a metric, None if none was written."""
+        return next((line[key] for line in reversed(self.metrics) if key in line), None)
+
+    def name(self, part: str) -> str:
+        """Return the name of a part, such as the sampler."""
+        value = self.config.get(part)
+        return str(value["name"] if isinstance(value, Mapping) else value)
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        parsed = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return parsed if isinstance(parsed, dict) else None

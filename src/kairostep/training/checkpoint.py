@@ -1,0 +1,156 @@
+"""Checkpoints: one safetensors file each, written whole or not at all, checked when read, without pickle."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be trusted, or cannot be used here."""
+
+
+class Checkpoints:
+    """The checkpoints of one run: the last `keep` of them and the best are kept.
+
+    directory: holds `step-00001000.safetensors` and so on.
+    keep: how many of the last ones stay.
+    """
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        self.directory, self.keep = directory, keep
+
+    def paths(self) -> list[Path]:
+        """Return the checkpoints, oldest first."""
+        return sorted(self.directory.glob("step-*.safetensors"))
+
+    def save(self, step: int, state: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
+        """Write the state of a step; `facts` can be read without it, and `held_out` among them ranks checkpoints."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / f"step-{step:08d}.safetensors"
+        write(path, state, facts)
+        self.prune()
+        return path
+
+    def prune(self) -> None:
+        """Remove all but the last and the best checkpoints, and what an interrupted save left behind."""
+        for leftover in self.directory.glob(".step-*"):
+            leftover.unlink(missing_ok=True)
+        kept = set(self.paths()[-self.keep :]) | {self.best()}
+        for path in self.paths():
+            if path not in kept:
+                path.unlink()
+
+    def best(self) -> Path | None:
+        """Return the checkpoint with the lowest held-out loss, None if there was none."""
+        ranked = []
+        for path in self.paths():
+            try:
+                value = read_facts(path).get("held_out")
+            except CheckpointError:
+                continue
+            if value is not None:
+                ranked.append((value, path))
+        return min(ranked)[1] if ranked else None
+
+
+def write(path: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Write tensors, numbers and text, nested in any way: under a temporary name, to the disk itself, then renamed."""
+    tensors: dict[str, Tensor] = {}
+    skeleton = json.dumps(_take_tensors(state, "", tensors))
+    header = {"state": skeleton, "facts": json.dumps(dict(facts))}
+    header["sha256"] = digest(tensors, header)
+    temporary = path.with_name(f".{path.name}")
+    try:
+        save_file(tensors, temporary, metadata=header)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except SafetensorError as error:
+        raise OSError(f"cannot write {path}: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the state that `write` wrote, on the CPU; a file that is damaged in any bit raises CheckpointError."""
+    header = _header(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if digest(tensors, {"state": header["state"], "facts": header["facts"]}) != header["sha256"]:
+        raise CheckpointError(f"{path} is damaged: its content does not have the SHA-256 it was written with")
+    state: dict[str, Any] = _put_tensors(json.loads(header["state"]), tensors)
+    return state
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """Return what was said about a checkpoint when it was written."""
+    facts: dict[str, Any] = json.loads(_header(path)["facts"])
+    return facts
+
+
+def _header(path: Path) -> dict[str, str]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if missing := {"state", "facts", "sha256"} - set(header):
+        raise CheckpointError(f"{path} is not a checkpoint of kairostep: it lacks {', '.join(sorted(missing))}")
+    return header
+
+
+def digest(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
+    """Return a SHA-256 over names, types, shapes and bytes of all tensors, and the texts beside them."""
+    sha = hashlib.sha256(json.dumps(dict(header), sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        sha.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return sha.hexdigest()
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames in a directory last: without it a power cut could undo them."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# Nested states: tensors go to the file under the path of their keys, everything else into JSON.
+
+
+def _take_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach().to("cpu", copy=True).contiguous()  # a copy: safetensors refuses shared memory
+        return {"tensor": name}
+    if isinstance(value, Mapping):
+        items = [[key, _take_tensors(item, f"{name}.{key}", tensors)] for key, item in value.items()]
+        return {"mapping": items}  # pairs: the keys of an optimizer's state are numbers
+    if isinstance(value, list | tuple):
+        return {"list": [_take_tensors(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]}
+    return value
+
+
+def _put_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "mapping":
+        return {key: _put_tensors(item, tensors) for key, item in content}
+    return [_put_tensors(item, tensors) for item in content]

@@ -1,0 +1,71 @@
+"""The run directory: an interface to people, reports and later runs."""
+
+import importlib.metadata
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+import kairostep
+from kairostep.experiments.config import Config, differences, load, to_dict
+
+PACKAGES = ("torch", "diffusers", "accelerate", "safetensors", "numpy")
+
+
+def prepare(directory: Path, config: Config, device: torch.device, world_size: int) -> None:
+    """Write `config.yaml`, or check that the run already there was configured alike; ValueError says what differs."""
+    path = directory / "config.yaml"
+    if path.exists():
+        changed = differences(load(path), config)
+        if changed:
+            raise ValueError(
+                f"the run in {directory} was configured otherwise ({'; '.join(changed)}): "
+                "pass the same settings to go on with it, or another --output"
+            )
+        if not config.resume:
+            raise ValueError(f"{directory} already holds a run and --resume is false: pass another --output")
+    directory.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump({**to_dict(config), "provenance": provenance(device, world_size)}, sort_keys=False)
+    temporary = directory / ".config.yaml"
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def provenance(device: torch.device, world_size: int) -> Mapping[str, Any]:
+    """Return what a result depends on besides its config: versions, device, commit of the code."""
+    versions = {name: _version(name) for name in PACKAGES}
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "kairostep": kairostep.__version__,
+        "python": platform.python_version(),
+        **versions,
+        "device": f"{device.type}: {name}",
+        "processes": world_size,
+        "commit": git_commit(),
+    }
+
+
+def git_commit() -> str | None:
+    """Return the commit of the code that runs, `+` after it if files were changed, None outside a git checkout."""
+    source = Path(__file__).parent
+    try:
+        commit = _git(source, "rev-parse", "HEAD")
+        return f"{commit}+" if _git(source, "status", "--porcelain", "--untracked-files=no") else commit
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(directory: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(directory), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

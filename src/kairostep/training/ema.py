@@ -1,0 +1,33 @@
+"""An average of the weights over training, which generates better images than the latest weights."""
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class EMA:
+    """Exponential moving average with decay min(decay, (1 + n) / (10 + n)) after n updates (Ho et al. 2020)."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model = deepcopy(model).eval().requires_grad_(False)
+        self.decay, self.num_updates = decay, 0
+        self.averaged: list[Tensor] = list(self.model.parameters())
+        self.current: list[Tensor] = list(model.parameters())
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move the average toward the model's present weights."""
+        decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates))
+        self.num_updates += 1
+        torch._foreach_lerp_(self.averaged, self.current, 1 - decay)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the averaged weights and how many they average."""
+        return {"num_updates": self.num_updates, "model": self.model.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up a state that `state_dict` returned."""
+        self.num_updates = state["num_updates"]
+        self.model.load_state_dict(state["model"])

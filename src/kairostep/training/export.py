@@ -1,0 +1,53 @@
+"""A trained model in the form that diffusers loads."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from diffusers.models.unets.unet_2d import UNet2DModel
+from diffusers.pipelines.ddpm.pipeline_ddpm import DDPMPipeline
+from torch import nn
+
+from kairostep.data import LatentSet
+from kairostep.diffusion import EDMProcess, FlowProcess
+from kairostep.experiments import Experiment
+from kairostep.generation import native_prediction, scheduler_for
+
+
+def export(experiment: Experiment, model: nn.Module, directory: Path) -> str:
+    """Write the model and what it needs, replacing an earlier export whole, and return the code that loads it."""
+    temporary = directory.with_name(f".{directory.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    parts = parts_of(experiment, model)
+    if fits_ddpm_pipeline(experiment, parts):
+        DDPMPipeline(**parts).save_pretrained(temporary)
+        code = f'DDPMPipeline.from_pretrained("{directory}")'
+    else:
+        for name, part in parts.items():
+            part.save_pretrained(temporary / name)
+        code = ", ".join(f'{type(part).__name__}.from_pretrained("{directory / name}")' for name, part in parts.items())
+    shutil.rmtree(directory, ignore_errors=True)
+    temporary.rename(directory)
+    return code
+
+
+def parts_of(experiment: Experiment, model: nn.Module) -> dict[str, Any]:
+    """Return network, scheduler and autoencoder under the names of their folders.
+
+    No scheduler of diffusers reads, for instance, a velocity under a discrete process: then there is none.
+    """
+    parts: dict[str, Any] = {"unet" if isinstance(model, UNet2DModel) else "transformer": model}
+    native = native_prediction(experiment.process, experiment.prediction)
+    if native == experiment.prediction:
+        parts["scheduler"] = scheduler_for(experiment.process, native, clip=experiment.config.autoencoder is None)
+    if isinstance(experiment.dataset, LatentSet):
+        parts["autoencoder"] = experiment.dataset.autoencoder
+    return parts
+
+
+def fits_ddpm_pipeline(experiment: Experiment, parts: dict[str, Any]) -> bool:
+    """Whether diffusers' pipeline for unconditional U-Nets on pixels generates as this experiment does."""
+    process = experiment.process
+    if isinstance(process, EDMProcess) or (isinstance(process, FlowProcess) and process.time_scale != 1000):
+        return False
+    return set(parts) == {"unet", "scheduler"} and not experiment.num_classes

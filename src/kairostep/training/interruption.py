@@ -1,0 +1,48 @@
+"""Leaving in good order when asked to."""
+
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn, Self
+
+import torch
+
+from kairostep.timesteps.distributed import sum_over_ranks, world_size
+
+AGREE_EVERY = 10  # steps between agreements of several processes on whether to stop
+
+
+class Interruption:
+    """Catches SIGINT and SIGTERM within a block; a second one of the same kind acts at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.signal: signal.Signals | None = None
+        self.before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal = signal.Signals(number)
+        signal.signal(number, self.before[self.signal])  # type: ignore[arg-type]
+
+    def agreed(self, step: int) -> bool:
+        """Whether any process was signalled; all of them give the same answer at the same step."""
+        if world_size() == 1:
+            return self.signal is not None
+        if step % AGREE_EVERY:
+            return False
+        return bool(sum_over_ranks(torch.tensor(float(self.signal is not None), device=self.device)))
+
+    def leave(self, message: str, *, speak: bool) -> NoReturn:
+        """End the process with the exit code of its signal."""
+        if speak:
+            print(message, file=sys.stderr, flush=True)
+        raise SystemExit(128 + (self.signal or signal.SIGTERM))

@@ -1,0 +1,107 @@
+"""What a run leaves behind for people and reports: `metrics.jsonl`, one line per event, and its trackers."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kairostep.timesteps.distributed import gather_over_ranks, rank
+from kairostep.training.trainer import Step
+
+NUM_QUARTILES = 4
+
+
+class Recorder:
+    """Collects the losses of steps on the device and writes lines of metrics; only the first process writes.
+
+    directory: of the run.
+    track: also shows the numbers of a line to trackers, with its step.
+    """
+
+    def __init__(self, directory: Path, track: Callable[[dict[str, float], int], None] | None = None) -> None:
+        self.path = directory / "metrics.jsonl"
+        self.track = track
+        self.pending: list[Tensor] = []  # (3, B) each: t, loss, weight
+
+    def add(self, step: Step) -> None:
+        """Remember the losses of a step, without asking the device for them."""
+        self.pending.append(torch.stack([step.drawn.t, step.losses, step.drawn.weight]))
+
+    def summary(self) -> dict[str, Any]:
+        """Return the means of the losses since the last summary, over all ranks, and forget them.
+
+        `loss` is what was minimised; `loss_quartiles` are plain losses by quartile of t, None where nothing was drawn.
+        """
+        t, losses, weight = torch.cat(list(self._gather().double().cpu()), dim=1)  # (3, N)
+        self.pending = []
+        quartile = (t * NUM_QUARTILES).long().clamp(max=NUM_QUARTILES - 1)
+        means = [losses[quartile == q].mean() for q in range(NUM_QUARTILES)]  # the mean of nothing is NaN
+        return {"loss": float((losses * weight).mean()), "loss_quartiles": [float(mean) for mean in means]}
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append a line; numbers that are not finite become null."""
+        if rank() != 0:
+            return
+        with self.path.open("a") as file:
+            file.write(json.dumps(_finite(line), allow_nan=False) + "\n")
+        if self.track is not None:
+            self.track(_flat(line), line["step"])
+
+    def resume(self, step: int) -> None:
+        """Forget lines after this step, and a torn last one: the run will write them again."""
+        if rank() != 0 or not self.path.exists():
+            return
+        kept = [line for line in self.path.read_text().splitlines() if _step_of(line) <= step]
+        temporary = self.path.with_name(f".{self.path.name}")
+        temporary.write_text("".join(f"{line}\n" for line in kept))
+        temporary.replace(self.path)
+
+    def sync(self) -> None:
+        """Make the lines written so far last, before a checkpoint relies on them."""
+        if rank() == 0 and self.path.exists():
+            with self.path.open("rb+") as file:
+                os.fsync(file.fileno())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the losses that no line has reported yet, of all ranks."""
+        return {"pending": self._gather() if self.pending else None}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Take up this rank's losses of a state that `state_dict` returned."""
+        self.pending = [] if state["pending"] is None else [state["pending"][rank()].to(device)]
+
+    def _gather(self) -> Tensor:
+        """Return the pending losses of all ranks, (W, 3, N)."""
+        return gather_over_ranks(torch.cat(self.pending, dim=1))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _flat(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return the single numbers of a line, nested names joined by a slash."""
+    flat: dict[str, float] = {}
+    for key, value in line.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}/")
+        elif isinstance(value, int | float):
+            flat[prefix + key] = value
+    return flat
+
+
+def _step_of(line: str) -> float:
+    """Return the step of a line, infinity for one that was torn."""
+    try:
+        return float(json.loads(line)["step"])
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return math.inf

@@ -1,0 +1,67 @@
+"""From an experiment to what trains it."""
+
+import os
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+
+from kairostep.data import Batches
+from kairostep.experiments import Config, Experiment
+from kairostep.training.trainer import Trainer, warmed_up
+
+
+def make_accelerator(config: Config) -> Accelerator:
+    """Return an accelerator for the precision, trackers and determinism of the config."""
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
+        torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = not config.deterministic
+    return Accelerator(
+        mixed_precision="no" if config.precision == "fp32" else config.precision,
+        log_with=list(config.trackers) or None,
+        project_dir=Path(config.output or ".") / "trackers",
+    )
+
+
+def make_trainer(experiment: Experiment, accelerator: Accelerator) -> Trainer:
+    """Return the trainer of an experiment."""
+    config = experiment.config
+    optimizer_class = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    optimizer = optimizer_class(
+        experiment.model.parameters(),
+        lr=config.learning_rate,
+        betas=config.betas,
+        weight_decay=config.weight_decay,
+        fused=accelerator.device.type == "cuda",
+    )
+    if config.compile:
+        experiment.model.compile()
+    return Trainer(
+        experiment.model,
+        experiment.objective,
+        experiment.sampler,
+        optimizer,
+        accelerator=accelerator,
+        learning_rate=warmed_up(
+            config.learning_rate, config.warmup_steps, config.steps if config.schedule == "cosine" else None
+        ),
+        max_grad_norm=config.max_grad_norm,
+        ema_decay=config.ema_decay,
+        seed=config.seed,
+    )
+
+
+def make_batches(experiment: Experiment, accelerator: Accelerator) -> Batches:
+    """Return the batches of an experiment, `accumulate` of which make an optimizer step."""
+    config = experiment.config
+    return Batches(
+        experiment.dataset,
+        config.batch_size // config.accumulate,
+        seed=config.seed,
+        device=accelerator.device,
+        rank=accelerator.process_index,
+        world_size=accelerator.num_processes,
+        label_dropout=config.label_dropout,
+        num_workers=config.workers,
+    )

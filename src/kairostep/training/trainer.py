@@ -1,0 +1,140 @@
+"""One optimizer step, on one process or many."""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from kairostep.data import Batch
+from kairostep.diffusion import Objective
+from kairostep.timesteps import Timesteps, TimestepSampler
+from kairostep.timesteps.probes import global_generators
+from kairostep.training.ema import EMA
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step saw: the draws and the losses of its last batch, before their weights."""
+
+    drawn: Timesteps
+    losses: Tensor  # (B,)
+
+
+class Trainer:
+    """Trains a model at the timesteps that a sampler draws, with accelerate.
+
+        trainer = Trainer(model, objective, sampler, optimizer)
+        for batch in batches.from_step(0):
+            trainer.step([batch])
+
+    A step is a function of (seed, rank, step number), weights and batch: random numbers are seeded at its start.
+    The model may be compiled in place, by `model.compile()`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        sampler: TimestepSampler,
+        optimizer: torch.optim.Optimizer,
+        *,
+        accelerator: Accelerator | None = None,  # Accelerator()
+        learning_rate: Callable[[int], float] | None = None,  # of the step number; None leaves the optimizer's own
+        max_grad_norm: float | None = None,
+        ema_decay: float = 0.9999,
+        seed: int = 0,
+    ) -> None:
+        self.accelerator = accelerator or Accelerator()
+        device = self.accelerator.device
+        self.memory_format = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+        model.to(device, memory_format=self.memory_format)  # type: ignore[call-overload]
+        self.ema = EMA(model, ema_decay)  # before accelerate wraps the model's forward
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.network = self.accelerator.unwrap_model(self.model)  # without DDP: ranks may probe unequally often
+        self.sampler = sampler.to(device)
+        self.objective, self.learning_rate, self.max_grad_norm = objective, learning_rate, max_grad_norm
+        self.seed, self.step_number = seed, 0
+
+    def step(self, batches: Sequence[Batch]) -> Step:
+        """Take one optimizer step on the mean loss of these batches; the sampler observes the last of them."""
+        seed_step(self.accelerator.device, self.seed, self.accelerator.process_index, self.step_number)
+        for number, batch in enumerate(batches, start=1):
+            x0 = batch.x0.contiguous(memory_format=self.memory_format) if batch.x0.ndim == 4 else batch.x0
+            cond = {} if batch.labels is None else {"class_labels": batch.labels}
+
+            def loss_at(
+                rows: Any, t: Tensor, model: nn.Module = self.network, x0: Tensor = x0, cond: dict[str, Tensor] = cond
+            ) -> Tensor:
+                return self.objective(model, x0[rows], t, **{name: value[rows] for name, value in cond.items()})
+
+            drawn = self.sampler.sample(x0)
+            with nullcontext() if number == len(batches) else self.accelerator.no_sync(self.model):
+                losses = loss_at(slice(None), drawn.t, self.model)
+                self.accelerator.backward((losses * drawn.weight).mean() / len(batches))
+        if self.max_grad_norm is not None:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
+        if self.learning_rate is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.learning_rate(self.step_number)
+        with self.sampler.observe(x0, drawn, losses.detach(), loss_at):
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.ema.update()
+        self.step_number += 1
+        return Step(drawn, losses.detach())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that decides the steps to come; random numbers are a function of seed and step number."""
+        scaler = self.accelerator.scaler
+        return {
+            "step": self.step_number,
+            "model": self.network.state_dict(),
+            "ema": self.ema.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "sampler": self.sampler.state_dict(),
+            "scaler": scaler.state_dict() if scaler is not None else {},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up a state that `state_dict` returned, on any device."""
+        self.step_number = state["step"]
+        self.network.load_state_dict(state["model"])
+        self.ema.load_state_dict(state["ema"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.sampler.load_state_dict(state["sampler"])
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self._restore_layout()
+
+    def _restore_layout(self) -> None:
+        """Lay out the optimizer's moments as its parameters are: a resumed run shall run the same kernels."""
+        for parameter, moments in self.optimizer.state.items():
+            for name, value in moments.items():
+                if torch.is_tensor(value) and value.shape == parameter.shape:
+                    moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def seed_step(device: torch.device, seed: int, rank: int, step: int) -> None:
+    """Seed torch's global generators for one step of one process."""
+    mixed = (seed * 0xD1B54A33 - (step + 1) * 0x9E3779B1 + rank) % 2**63  # probes have the multiples above 0
+    for generator in global_generators(device):
+        generator.manual_seed(mixed)
+
+
+def warmed_up(learning_rate: float, warmup_steps: int = 0, cosine_steps: int | None = None) -> Callable[[int], float]:
+    """Return the rate of each step: rising linearly over the warm-up, then constant, or a cosine down to 0."""
+
+    def rate(step: int) -> float:
+        if step < warmup_steps:
+            return learning_rate * (step + 1) / warmup_steps
+        if cosine_steps is None:
+            return learning_rate
+        share = (step - warmup_steps) / max(1, cosine_steps - warmup_steps)
+        return learning_rate * (1 + math.cos(math.pi * min(share, 1.0))) / 2
+
+    return rate
