@@ -1,6 +1,7 @@
 """Batches are functions of (seed, rank, step), wherever the set lies and however many ranks share the work."""
 
 import multiprocessing
+import time
 from itertools import islice
 
 import pytest
@@ -110,6 +111,26 @@ def test_closing_the_iterator_ends_its_workers() -> None:
     assert len(multiprocessing.active_children()) == 2
     iterator.close()
     assert multiprocessing.active_children() == []
+
+
+class Broken(InMemory):
+    """A set with one row that cannot be read."""
+
+    def read(self, row: int) -> tuple[Tensor, int]:
+        """Return any row but the third."""
+        if row == 3:
+            raise ValueError("row 3 is broken")
+        return super().read(row)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_error_in_reading_arrives_and_ends_the_workers_at_once(num_workers: int) -> None:
+    iterator = Batches(Broken(numbered().stored), 23, resident=False, num_workers=num_workers).from_step()
+    start = time.monotonic()
+    with pytest.raises(ValueError, match="row 3 is broken"):
+        next(iterator)
+    assert multiprocessing.active_children() == []
+    assert time.monotonic() - start < 4
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 6])

@@ -48,5 +48,8 @@ def stream(
     with warnings.catch_warnings():  # of Python 3.12 and later about any fork beside threads; workers use none of ours
         warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
         batches = iter(loader)
-    for samples, labels in batches:
-        yield samples.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+    try:
+        for samples, labels in batches:
+            yield samples.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+    finally:  # after an error the garbage collector would come late, and then wait 5 seconds for each worker
+        getattr(batches, "_shutdown_workers", lambda: None)()
