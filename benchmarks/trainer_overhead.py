@@ -3,7 +3,7 @@
     python benchmarks/trainer_overhead.py                                        # the digits preset, for a CPU
     python benchmarks/trainer_overhead.py --device cuda --preset cifar10-small --preset cifar10-ddpm
 
-The bare loop does the same work in plain torch: batch from a resident set, flips, uniform t, noise, loss, backward pass,
+The bare loop does the same work in plain torch: batch from a resident set, flips, uniform t, noise, loss, backward,
 clipping, Adam, averaged weights. Both take turns of 40 steps, in every round in another order; the ratio is that of the
 trainer's turn to the bare loop's in the same round. The trainer's turn includes its batches and the recorder. Beside it
 stands the same ratio for the bare loop against itself, which shows what the machine's noise alone would give.
@@ -149,9 +149,7 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
 
     where = torch.cuda.get_device_name() if use_cuda else platform.processor() or platform.machine()
-    print(
-        f"torch {torch.__version__}, {where}, {arguments.rounds} rounds of {STEPS_PER_TURN} steps, batch of the preset\n"
-    )
+    print(f"torch {torch.__version__}, {where}, {arguments.rounds} rounds of {STEPS_PER_TURN} steps\n")
     print(
         f"{'preset':15} {'trainer':>9} {'bare':>9}   trainer / bare            bare / itself       (images/s, medians)"
     )

@@ -8,6 +8,7 @@ from kairostep.data.dataset import Dataset as Dataset
 from kairostep.data.dataset import InMemory as InMemory
 from kairostep.data.digits import load_digits as load_digits
 from kairostep.data.fashion_mnist import load_fashion_mnist as load_fashion_mnist
+from kairostep.data.folder import NothingHeldOut as NothingHeldOut
 from kairostep.data.folder import load_folder as load_folder
 from kairostep.data.latents import LatentSet as LatentSet
 from kairostep.data.latents import encode_latents as encode_latents

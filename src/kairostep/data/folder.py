@@ -14,6 +14,10 @@ IN_MEMORY_BYTES = 2 * 2**30  # a larger set is read from its files again and aga
 MIN_TO_HOLD_OUT = 50  # images; a smaller folder is for training alone
 
 
+class NothingHeldOut(ValueError):
+    """A part of the data that was asked for is empty."""
+
+
 def load_folder(
     folder: Path | str,
     size: int,
@@ -96,7 +100,7 @@ def _rows_of_split(folder: Path, names: Sequence[str], split: str, held_out: flo
         held_out = 0.0
     rows = [row for row, name in enumerate(names) if is_held_out(name, held_out) == (split == "test")]
     if not rows:
-        raise ValueError(
+        raise NothingHeldOut(
             f"split {split!r} must have at least one image, got none of the {len(names)} in {folder} at "
             f"held_out={held_out}: "
             + (f"add images, at least {MIN_TO_HOLD_OUT}" if held_out == 0 else "choose another share, such as 0.1")

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from kairostep.data import Dataset, LatentSet, encode_latents
+from kairostep.data import Dataset, LatentSet, NothingHeldOut, encode_latents
 from kairostep.diffusion import Objective, Prediction
 from kairostep.diffusion.process import Process
 from kairostep.experiments.components import (
@@ -72,20 +72,25 @@ def build(config: Config, device: torch.device) -> Experiment:
 
 def load_data(config: Config, device: torch.device) -> tuple[Dataset, Dataset | None]:
     """Return the training set and the held-out set, if the data has one, as pixels or as latents."""
-    sets = []
-    for split in ("train", "test"):
-        dataset: Dataset = make("data", DATASETS, config.data, split=split)
-        if config.autoencoder is not None and len(dataset):
-            cache = Path(config.cache).expanduser()
-            dataset = encode_latents(dataset, Path(config.autoencoder), cache, device)
-        sets.append(dataset)
-    train, held_out = sets
+    train = _load_split(config, "train", device)
+    try:
+        held_out = _load_split(config, "test", device) if config.held_out_images else None
+    except NothingHeldOut:
+        held_out = None
     if config.label_dropout is not None and not train.num_classes:
         raise ValueError(
             f"label_dropout must be null for data without classes, got {config.label_dropout}: "
             "pass --label_dropout=null, or a folder with one subfolder per class"
         )
-    return train, held_out if len(held_out) else None
+    return train, held_out
+
+
+def _load_split(config: Config, split: str, device: torch.device) -> Dataset:
+    dataset: Dataset = make("data", DATASETS, config.data, split=split)
+    if config.autoencoder is None:
+        return dataset
+    cache = Path(config.cache).expanduser()
+    return encode_latents(dataset, config.autoencoder, cache, device, num_workers=config.workers)
 
 
 def make_network(config: Config, dataset: Dataset) -> nn.Module:

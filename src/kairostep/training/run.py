@@ -45,7 +45,8 @@ class Run:
             raise ValueError("output must name the run directory, got none: pass --output=runs/NAME")
         self.directory = Path(config.output)
         self.accelerator = make_accelerator(config)
-        self.experiment = build(config, self.accelerator.device)
+        with self.accelerator.main_process_first():  # the first encodes latents, the others find them in the cache
+            self.experiment = build(config, self.accelerator.device)
         self.config = self.experiment.config
         with self.accelerator.main_process_first():
             if self.accelerator.is_main_process:

@@ -1,0 +1,84 @@
+"""On a CUDA device: no waiting in a step, exact resume, mixed precision and compilation."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch.testing import assert_close
+
+from kairostep.experiments import Component, build, preset
+from kairostep.training import Run
+from kairostep.training.setup import make_batches, make_trainer
+
+pytestmark = pytest.mark.gpu
+
+SMALL = replace(
+    preset("digits"),
+    network=Component("unet", {"channels": 32, "multipliers": [1, 2], "blocks": 1, "attention": [4], "dropout": 0.1}),
+    steps=30,
+    batch_size=32,
+    log_every=5,
+    evaluate_every=10,
+    checkpoint_every=10,
+)
+ADAPTIVE = Component("adaptive", {"every": 4})
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+    torch.use_deterministic_algorithms(False)
+    AcceleratorState._reset_state(reset_partial_state=True)  # the next test may want another precision
+
+
+@pytest.mark.parametrize("sampler", [Component("uniform"), ADAPTIVE], ids=lambda sampler: sampler.name)
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_a_step_never_waits_for_the_device(sampler: Component, precision: str) -> None:
+    accelerator = Accelerator(mixed_precision=precision)
+    parts = build(replace(SMALL, sampler=sampler), accelerator.device)
+    trainer, batches = make_trainer(parts, accelerator), make_batches(parts, accelerator).from_step()
+    for _ in range(5):
+        trainer.step([next(batches)])  # fills caches
+    torch.cuda.set_sync_debug_mode("error")
+    for _ in range(8):
+        trainer.step([next(batches)])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_stopped_run_goes_on_bitwise(tmp_path: Path, precision: str) -> None:
+    config = replace(SMALL, sampler=ADAPTIVE, precision=precision, deterministic=True)
+    whole = Run(replace(config, output=str(tmp_path / "whole")))
+    whole.train()
+    Run(replace(config, output=str(tmp_path / "parts"), steps=10)).train()
+    parts = Run(replace(config, output=str(tmp_path / "parts")))
+    assert parts.trainer.step_number == 10
+    parts.train()
+    for part in ("model", "sampler"):
+        expected, found = (run.trainer.state_dict()[part] for run in (whole, parts))
+        assert_close(found, expected, rtol=0, atol=0)
+    assert_close(parts.trainer.ema.averaged, whole.trainer.ema.averaged, rtol=0, atol=0)
+
+
+def test_compiled_training_agrees_with_eager_training(tmp_path: Path) -> None:
+    losses = []
+    for compiled in (False, True):
+        run = Run(replace(SMALL, output=str(tmp_path / str(compiled)), compile=compiled))
+        run.train()
+        losses.append(run._evaluate()["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    assert losses[0] < 0.9
+
+
+def test_precisions_train_alike(tmp_path: Path) -> None:
+    losses = []
+    for precision in ("fp32", "bf16", "fp16"):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        run = Run(replace(SMALL, output=str(tmp_path / precision), precision=precision))
+        run.train()
+        losses.append(run._evaluate()["loss"])
+    assert losses == pytest.approx([losses[0]] * 3, rel=0.05)
