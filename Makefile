@@ -1,10 +1,15 @@
-# make test: set up an environment of its own, check the code, run the tests.
+# make demo: train digits with several samplers and compare them, in a few minutes on a CPU.
+# make test: check the code and run the tests.
+# Both set up an environment of their own first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: test check format clean
+.PHONY: demo test check format clean
+
+demo: $(INSTALLED)
+	$(BIN)/python examples/demo.py
 
 test: check
 	$(BIN)/pytest

@@ -23,6 +23,14 @@ The same command goes on where a run was stopped. Several GPUs: accelerate launc
 """
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as all commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        """Leave with the exit code of wrong usage."""
+        fail(f"{message}: see {self.prog} --help", USAGE_ERROR)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; wrong usage ends with exit code 2, a run that cannot go on with 1, both without a traceback."""
     logging.basicConfig(format="kairostep: %(message)s", level=logging.WARNING)
@@ -33,14 +41,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         known.run(known, settings)
     except ModuleNotFoundError as error:
-        fail(f"this command needs {error.name}: pip install 'kairostep[train]'", RUN_ERROR)
+        package = str(error.name).partition(".")[0]
+        fail(f"this command needs {package}: pip install 'kairostep[train]'", RUN_ERROR)
     except ValueError as error:
         fail(str(error), USAGE_ERROR)
+    except OSError as error:
+        fail(str(error), RUN_ERROR)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser("kairostep", description=kairostep.__doc__)
+    parser = Parser("kairostep", description=kairostep.__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     raw = argparse.RawDescriptionHelpFormatter
     train = commands.add_parser(
@@ -70,10 +81,13 @@ def run_train(known: argparse.Namespace, settings: Sequence[str]) -> None:
     run = Run(config)  # ValueError: what the user asked for cannot be
     if run.accelerator.is_main_process:
         print(run.description, flush=True)
+    was_finished = run.finished
     try:
         run.train()
     except RunError as error:
         fail(str(error), RUN_ERROR)
+    if was_finished and run.accelerator.is_main_process:
+        print("nothing to do, all steps were taken before: raise --steps to go on, or pass another --output")
 
 
 def configure(name: str | None, path: Path | None, settings: Sequence[str]) -> Any:

@@ -59,12 +59,11 @@ class Objective:
             raise ValueError(
                 f"noise must have the shape of x0, {tuple(x0.shape)}, got {tuple(noise.shape)}: torch.randn_like(x0)"
             )
-        alpha, sigma = (
-            f(t).to(x0.dtype).view(-1, *[1] * (x0.ndim - 1)) for f in (self.process.alpha, self.process.sigma)
-        )
+        at = self.process.at(t)
+        alpha, sigma = (factor.to(x0.dtype).view(-1, *[1] * (x0.ndim - 1)) for factor in (at.alpha, at.sigma))
         xt = alpha * x0 + sigma * noise
-        scale = self.process.input_scale(t).to(x0.dtype).view_as(alpha)
-        returned = model(scale * xt, self.process.time(t), **cond)
+        seen = xt if at.input_scale is None else at.input_scale.to(x0.dtype).view_as(alpha) * xt
+        returned = model(seen, at.time, **cond)
         output: Tensor = returned[0] if isinstance(returned, tuple) else getattr(returned, "sample", returned)
         if output.shape != x0.shape:
             raise ValueError(
@@ -77,7 +76,7 @@ class Objective:
         error = output - self.prediction.target(x0, noise, alpha, sigma)
         dtype = torch.promote_types(error.dtype, torch.float32)
         losses = error.to(dtype).square().flatten(1).mean(1)  # (B,)
-        weight = self.weighting(self.process.log_snr(t), self.prediction).to(dtype)
+        weight = self.weighting(at.log_snr, self.prediction).to(dtype)
         return losses * weight
 
     def x0_weight(self, log_snr: Tensor) -> Tensor:

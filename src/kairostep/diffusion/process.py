@@ -6,6 +6,7 @@ floor(t T), at most T - 1; step 0 is the least noisy one.
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,6 +14,17 @@ from torch import Tensor
 from kairostep.diffusion.prediction import Prediction, VPrediction
 from kairostep.timesteps.arguments import choice, count, positive
 from kairostep.timesteps.histogram import bin_index
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """All that a loss needs to know of a process at times t, each (N,)."""
+
+    alpha: Tensor
+    sigma: Tensor
+    log_snr: Tensor
+    time: Tensor  # what the network is told
+    input_scale: Tensor | None  # of x_t before the network; None leaves it alone
 
 
 class Process(ABC):
@@ -42,9 +54,13 @@ class Process(ABC):
         """Return what the network is told about the time."""
         return t
 
-    def input_scale(self, t: Tensor) -> Tensor:
-        """Return the factor on x_t before the network."""
-        return torch.ones_like(t)
+    def input_scale(self, t: Tensor) -> Tensor | None:
+        """Return the factor on x_t before the network, None for 1."""
+        return None
+
+    def at(self, t: Tensor) -> Coefficients:
+        """Return all of this at once."""
+        return Coefficients(self.alpha(t), self.sigma(t), self.log_snr(t), self.time(t), self.input_scale(t))
 
 
 class DiscreteProcess(Process):
@@ -126,6 +142,12 @@ class DiscreteProcess(Process):
     def time(self, t: Tensor) -> Tensor:
         """Return the step 0..T-1, int64."""
         return bin_index(t, self.num_steps)
+
+    def at(self, t: Tensor) -> Coefficients:
+        """Return all of this at once: one look-up of the step, where on a GPU each costs several kernels."""
+        index = bin_index(t, self.num_steps)
+        alpha, sigma, log_snr = (self._table(name, t)[index] for name in ("alpha", "sigma", "log_snr"))
+        return Coefficients(alpha, sigma, log_snr, time=index, input_scale=None)
 
     def t_at(self, log_snr: Tensor) -> Tensor:
         """Return the middle of the step whose log-SNR is nearest."""

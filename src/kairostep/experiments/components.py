@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
-import draccus
 import torch
-from draccus.utils import DecodingError
 from torch import nn
 
 from kairostep.data import load_cifar10, load_digits, load_fashion_mnist, load_folder
@@ -34,7 +32,7 @@ from kairostep.diffusion import (
     vlb,
 )
 from kairostep.diffusion.process import Process
-from kairostep.experiments.config import Component, unknown
+from kairostep.experiments.config import Component, decoded, unknown
 from kairostep.networks import UViT2DModel, ddpm_unet, dit
 from kairostep.timesteps import (
     Adaptive,
@@ -158,7 +156,9 @@ def make_prediction(name: str, process: Process) -> Prediction:
     """Return the prediction of this name; `edm` is the network target that belongs to the process."""
     if name == "edm":
         if not isinstance(process, EDMProcess):
-            raise ValueError(f"prediction edm belongs to process edm, got {process!r}: pass --prediction=v")
+            raise ValueError(
+                f"prediction edm belongs to process edm, got a {type(process).__name__}: pass --prediction=v"
+            )
         return process.prediction
     if name not in PREDICTIONS:
         raise ValueError(unknown("prediction", name, [*PREDICTIONS, "edm"]))
@@ -175,23 +175,26 @@ class Argument:
 
 def make(kind: str, table: Mapping[str, Maker], component: Component, **given: Any) -> Any:
     """Return what the component names, made with its options and with those of the `given` that its maker takes."""
-    if component.name not in table:
-        raise ValueError(unknown(kind, component.name, table))
+    options = checked_options(kind, table, component)
     maker = table[component.name]
-    valid, options = options_of(maker), {}
-    for name, value in component.options.items():
-        if name not in valid:
-            raise ValueError(unknown(f"option of {kind} {component.name}:", name, valid or ["none"]))
-        try:
-            options[name] = draccus.decode(valid[name].hint, value)
-        except (DecodingError, TypeError) as error:
-            raise ValueError(f"--{kind}.{name} must be {valid[name].hint}, got {value!r}: {error}") from error
-    missing = [name for name, argument in valid.items() if argument.required and name not in options]
-    if missing:
-        raise ValueError(f"{kind} {component.name} needs {missing[0]}: pass --{kind}.{missing[0]}=...")
     call = maker.make if isinstance(maker, Passing) else maker
     taken = arguments_of(call)
     return call(**{name: value for name, value in given.items() if name in taken}, **options)
+
+
+def checked_options(kind: str, table: Mapping[str, Maker], component: Component) -> dict[str, Any]:
+    """Return the component's options with the types they have; ValueError for unknown names and missing options."""
+    if component.name not in table:
+        raise ValueError(unknown(kind, component.name, table))
+    valid, options = options_of(table[component.name]), {}
+    for name, value in component.options.items():
+        if name not in valid:
+            raise ValueError(unknown(f"option of {kind} {component.name}:", name, valid or ["none"]))
+        options[name] = decoded(f"--{kind}.{name}", valid[name].hint, value)
+    missing = [name for name, argument in valid.items() if argument.required and name not in options]
+    if missing:
+        raise ValueError(f"{kind} {component.name} needs {missing[0]}: pass --{kind}.{missing[0]}=...")
+    return options
 
 
 def options_of(maker: Maker) -> dict[str, Argument]:

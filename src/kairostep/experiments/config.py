@@ -1,14 +1,16 @@
 """What one experiment is made of, as data: from presets, YAML files and `--key=value`, and back to YAML."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import draccus
 import yaml
-from draccus.utils import DecodingError
+from draccus.utils import DecodingError, ParsingError
 
 from kairostep.timesteps.arguments import below_one, choice, count, nonnegative, positive
 
@@ -104,15 +106,32 @@ NAMES = tuple(f.name for f in fields(Config))
 LATER = {"steps", "output", "resume", "workers", "cache", "trackers", "keep_checkpoints", "checkpoint_every"}
 LATER |= {"log_every", "density_every", "evaluate_every", "held_out_images", "sample_every", "sample_steps"}
 # `LATER` are the settings that a resumed run may change: they leave no mark on the weights
+DESCRIPTIONS: Mapping[Any, str] = {
+    Component: "a name, or a mapping with a name and options",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    Path: "a path",
+    NoneType: "null",
+}
+
+
+class Loader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number, as in YAML 1.2; for PyYAML alone it is text."""
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
 
 
 @draccus.decode.register(Component)  # type: ignore[untyped-decorator]
 def _decode(raw: Any, path: Sequence[str] = ()) -> Component:
     if isinstance(raw, str):
         return Component(raw)
-    where = ".".join(path)
     if not isinstance(raw, Mapping) or not isinstance(raw.get("name"), str):
-        raise ValueError(f"{where} must be a name, or a mapping with a name and options, got {raw!r}")
+        raise DecodingError(path, "neither a name nor a mapping with one")
     return Component(raw["name"], {key: value for key, value in raw.items() if key != "name"})
 
 
@@ -131,12 +150,28 @@ def from_dict(raw: Mapping[str, Any]) -> Config:
     """Return the config that plain data describes; unknown keys and wrong types raise ValueError."""
     for key in raw:
         if key not in NAMES:
-            raise ValueError(unknown("key", key, NAMES))
+            raise ValueError(unknown("key", str(key), NAMES))
+    hints = get_type_hints(Config)
+    return Config(**{key: decoded(key, hints[key], value) for key, value in raw.items()})
+
+
+def decoded(key: str, hint: Any, value: Any) -> Any:
+    """Return a value of YAML as the type that its key has, a list also from `1,2`; ValueError for any other type."""
+    if get_origin(hint) is tuple and isinstance(value, str):
+        value = value.split(",") if value else []
+    kinds = get_args(hint) or (hint,)
     try:
-        config: Config = draccus.decode(Config, dict(raw))
-    except DecodingError as error:
-        raise ValueError(f"the configuration must have the types of its keys: {error}") from error
-    return config
+        if hint is not Any and (value is None or isinstance(value, bool)) and type(value) not in kinds:
+            raise TypeError("nothing, or a bare flag")
+        return draccus.decode(hint, value)
+    except (ParsingError, TypeError) as error:
+        raise ValueError(f"{key} must be {_described(hint)}, got {value!r}") from error
+
+
+def _described(hint: Any) -> str:
+    if get_origin(hint) is tuple:
+        return f"a list, [{', '.join('...' if kind is ... else _described(kind) for kind in get_args(hint))}]"
+    return DESCRIPTIONS.get(hint) or " or ".join(map(_described, get_args(hint))) or str(hint)
 
 
 def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
@@ -156,8 +191,6 @@ def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
             raw[part] = {**raw[part], option: value}
         elif part in COMPONENTS and isinstance(value, str):
             raw[part] = raw[part] if raw[part]["name"] == value else {"name": value}
-        elif isinstance(raw[part], list) and isinstance(value, str):
-            raw[part] = value.split(",")
         else:
             raw[part] = value
     return from_dict(raw)
@@ -174,7 +207,7 @@ def _pairs(overrides: Sequence[str]) -> Iterable[tuple[str, Any]]:
             bare = not waiting or waiting[0].startswith("--")
             value = "true" if bare else waiting.pop(0)
         try:
-            yield key.replace("-", "_"), yaml.safe_load(value) if value else value
+            yield key.replace("-", "_"), yaml.load(value, Loader) if value else value
         except yaml.YAMLError as error:
             raise ValueError(f"--{key} must be a YAML value, got {value!r}: quote it if it is text") from error
 
@@ -182,9 +215,10 @@ def _pairs(overrides: Sequence[str]) -> Iterable[tuple[str, Any]]:
 def load(path: Path) -> Config:
     """Return the config of a YAML file, as `config.yaml` of a run is one; its section `provenance` is left out."""
     try:
-        raw = yaml.safe_load(path.read_text())
+        raw = yaml.load(path.read_text(), Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"--config must be a readable YAML file, got {str(path)!r}: {error}") from error
+        reason = " ".join(str(error).split())  # on one line
+        raise ValueError(f"--config must be a readable YAML file, got {str(path)!r}: {reason}") from error
     if not isinstance(raw, Mapping):
         raise ValueError(f"--config must hold `key: value` lines, got {str(path)!r} with {type(raw).__name__}")
     return from_dict({key: value for key, value in raw.items() if key != "provenance"})

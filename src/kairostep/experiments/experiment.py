@@ -15,6 +15,7 @@ from kairostep.experiments.components import (
     PROCESSES,
     SAMPLERS,
     WEIGHTINGS,
+    checked_options,
     make,
     make_prediction,
     natural_prediction,
@@ -48,7 +49,10 @@ class Experiment:
 
 def build(config: Config, device: torch.device) -> Experiment:
     """Return the experiment that the config describes; weights depend on its seed. `device` encodes latents."""
+    for kind, table in (("data", DATASETS), ("network", NETWORKS), ("sampler", SAMPLERS)):
+        checked_options(kind, table, getattr(config, kind))  # a wrong name is told before data is read
     process: Process = make("process", PROCESSES, config.process)
+    check(config, process, device)
     name = config.prediction or natural_prediction(process)
     config = replace(config, prediction=name)
     prediction = make_prediction(name, process)
@@ -68,6 +72,18 @@ def build(config: Config, device: torch.device) -> Experiment:
         seed=config.seed,
     )
     return Experiment(config, dataset, held_out, process, prediction, objective, model, sampler)
+
+
+def check(config: Config, process: Process, device: torch.device) -> None:
+    """Raise ValueError for what would fail in training, or after it."""
+    if config.precision == "fp16" and device.type == "cpu":
+        raise ValueError("precision fp16 needs a GPU, got a CPU: pass --precision=fp32, or bf16")
+    num_steps = getattr(process, "num_steps", config.sample_steps)
+    if config.sample_steps > num_steps:
+        raise ValueError(
+            f"sample_steps must be at most the {num_steps} steps of the process, got {config.sample_steps}: "
+            f"pass --sample_steps={num_steps}"
+        )
 
 
 def load_data(config: Config, device: torch.device) -> tuple[Dataset, Dataset | None]:

@@ -11,6 +11,8 @@ from kairostep.diffusion import DiscreteProcess, FlowProcess, Prediction
 from kairostep.diffusion.process import Process
 from kairostep.generation.schedulers import native_prediction, scheduler_for
 
+MIN_ALPHA = 1e-5  # a flow starts at alpha = 0, where noise says nothing about x0 and would divide by it
+
 
 @torch.no_grad()
 def generate(
@@ -36,7 +38,7 @@ def generate(
         returned = model(seen, told(process, time).expand(len(x)), **cond)
         output = getattr(returned, "sample", returned).float()
         if native != prediction:
-            output = convert(output, x, process, prediction, native, time)
+            output = convert(output, x, process, prediction, native, time, clip=clip)
         x = scheduler.step(output, time, x).prev_sample
     return x
 
@@ -47,12 +49,20 @@ def told(process: Process, time: Tensor) -> Tensor:
 
 
 def convert(
-    output: Tensor, xt: Tensor, process: Process, prediction: Prediction, native: Prediction, time: Tensor
+    output: Tensor,
+    xt: Tensor,
+    process: Process,
+    prediction: Prediction,
+    native: Prediction,
+    time: Tensor,
+    *,
+    clip: bool,
 ) -> Tensor:
     """Return the network's output as the scheduler wants it, by way of x0."""
     t = t_of(process, time).to(xt.dtype)
-    alpha, sigma = process.alpha(t[None]), process.sigma(t[None])
+    alpha, sigma = process.alpha(t[None]).clamp(min=MIN_ALPHA), process.sigma(t[None])
     x0 = prediction.to_x0(output, xt, alpha, sigma)
+    x0 = x0.clamp(-1, 1) if clip else x0
     return native.target(x0, (xt - alpha * x0) / sigma, alpha, sigma)
 
 

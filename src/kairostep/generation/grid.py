@@ -19,7 +19,8 @@ def save_grid(images: Tensor, path: Path, *, margin: int = 1) -> None:
     pixels = F.pad(pixels, (0, margin, 0, margin), value=255)
     blank = pixels.new_full((columns * math.ceil(num / columns) - num, *pixels.shape[1:]), 255)
     cells = torch.cat([pixels, blank]).view(-1, columns, channels, height + margin, width + margin)
-    grid = cells.permute(0, 3, 1, 4, 2).reshape(-1, columns * (width + margin), channels)[:-margin, :-margin]  # H, W, C
+    grid = cells.permute(0, 3, 1, 4, 2).reshape(-1, columns * (width + margin), channels)  # H, W, C
+    grid = grid[: len(grid) - margin, : grid.shape[1] - margin]
     picture = Image.fromarray(grid.expand(-1, -1, 3).contiguous().numpy())
     factor = max(1, round(MIN_WIDTH / picture.width))
     picture = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)

@@ -20,12 +20,10 @@ class RunFiles:
     @classmethod
     def read(cls, directory: Path) -> "RunFiles":
         """Return what is there; a torn last line of a run that is still writing is left out."""
-        config = directory / "config.yaml"
-        if not config.is_file():
-            raise ValueError(f"a run directory must hold config.yaml, got {directory}: name one that `train` made")
+        directory = directory.absolute()  # has a name, also for "."
         path = directory / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.is_file() else []
-        return cls(directory, yaml.safe_load(config.read_text()), [line for line in map(_parsed, lines) if line])
+        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+        return cls(directory, _config_in(directory), [line for line in map(_parsed, lines) if line])
 
     def latest(self, key: str) -> Any:
         """Return the newest value of a metric, None if none was written."""
@@ -35,6 +33,16 @@ class RunFiles:
         """Return the name of a part, such as the sampler."""
         value = self.config.get(part)
         return str(value["name"] if isinstance(value, Mapping) else value)
+
+
+def _config_in(directory: Path) -> Mapping[str, Any]:
+    try:
+        config = yaml.safe_load((directory / "config.yaml").read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        config = None
+    if not isinstance(config, Mapping):
+        raise ValueError(f"a run directory must hold config.yaml, got {directory}: name one that `train` made")
+    return config
 
 
 def _parsed(line: str) -> dict[str, Any] | None:

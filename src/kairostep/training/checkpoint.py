@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,14 +37,16 @@ class Checkpoints:
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / f"step-{step:08d}.safetensors"
         write(path, state, facts)
-        self.prune()
+        self.prune(path)
         return path
 
-    def prune(self) -> None:
+    def prune(self, latest: Path) -> None:
         """Remove all but the last and the best checkpoints, and what an interrupted save left behind."""
-        for leftover in self.directory.glob(".step-*"):
-            leftover.unlink(missing_ok=True)
-        kept = set(self.paths()[-self.keep :]) | {self.best()}
+        for pattern in (".step-*", ".tmp*"):  # safetensors first writes under a name of its own, .tmp and random letters
+            for leftover in self.directory.glob(pattern):
+                leftover.unlink(missing_ok=True)
+        last = [path for path in self.paths() if path <= latest][-self.keep :]  # later ones could not be read
+        kept = {*last, self.best()}
         for path in self.paths():
             if path not in kept:
                 path.unlink()
@@ -56,7 +59,7 @@ class Checkpoints:
                 value = read_facts(path).get("held_out")
             except CheckpointError:
                 continue
-            if value is not None:
+            if value is not None and math.isfinite(value):
                 ranked.append((value, path))
         return min(ranked)[1] if ranked else None
 
@@ -96,7 +99,10 @@ def read(path: Path) -> dict[str, Any]:
 
 def read_facts(path: Path) -> dict[str, Any]:
     """Return what was said about a checkpoint when it was written."""
-    facts: dict[str, Any] = json.loads(_header(path)["facts"])
+    try:
+        facts: dict[str, Any] = json.loads(_header(path)["facts"])
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
     return facts
 
 
@@ -135,6 +141,8 @@ def sync_directory(directory: Path) -> None:
 
 def _take_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
+        while name in tensors:
+            name += "'"  # {"a": {"b": x}, "a.b": y}
         tensors[name] = value.detach().to("cpu", copy=True).contiguous()  # a copy: safetensors refuses shared memory
         return {"tensor": name}
     if isinstance(value, Mapping):

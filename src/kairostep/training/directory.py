@@ -55,7 +55,7 @@ def git_commit() -> str | None:
     try:
         commit = _git(source, "rev-parse", "HEAD")
         return f"{commit}+" if _git(source, "status", "--porcelain", "--untracked-files=no") else commit
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.SubprocessError):
         return None
 
 

@@ -15,6 +15,7 @@ class EMA:
         self.decay, self.num_updates = decay, 0
         self.averaged: list[Tensor] = list(self.model.parameters())
         self.current: list[Tensor] = list(model.parameters())
+        self.buffers = list(zip(self.model.buffers(), model.buffers(), strict=True))
 
     @torch.no_grad()
     def update(self) -> None:
@@ -22,6 +23,8 @@ class EMA:
         decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates))
         self.num_updates += 1
         torch._foreach_lerp_(self.averaged, self.current, 1 - decay)
+        for own, current in self.buffers:  # running statistics and counts: the latest
+            own.copy_(current)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averaged weights and how many they average."""

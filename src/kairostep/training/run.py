@@ -3,6 +3,7 @@
 import itertools
 import logging
 import math
+import shlex
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from tqdm import tqdm
 
@@ -109,13 +111,15 @@ class Run:
                 if stop and not self.finished:
                     stopped = f"stopped at step {self.trainer.step_number} of {config.steps}, saved; {self.go_on}"
                     interruption.leave(stopped, speak=on_main)
-        if start < config.steps or not (self.directory / "model").exists():
+        if start < config.steps or not ((self.directory / "model").exists() and self._grid_path.exists()):
             self._finish()
 
     @property
     def go_on(self) -> str:
         """How to continue this run, in words."""
-        return f"go on with: kairostep train --config {self.directory / 'config.yaml'}"
+        num_processes = self.accelerator.num_processes
+        launch = f"accelerate launch --num_processes {num_processes} -m " if num_processes > 1 else ""
+        return f"go on with: {launch}kairostep train --config {shlex.quote(str(self.directory / 'config.yaml'))}"
 
     # Measuring
 
@@ -140,10 +144,7 @@ class Run:
     def _progress(self) -> dict[str, Any]:
         summary = self.recorder.summary()
         if not math.isfinite(summary["loss"]):
-            raise RunError(
-                f"the loss is no longer finite at step {self.trainer.step_number}: lower --learning_rate or raise "
-                f"--warmup_steps; the last good checkpoint is {self._last_checkpoint()}"
-            )
+            raise self._not_finite("loss is")
         images = self.trainer.step_number * self.config.batch_size
         diagnostics = {name: value.item() for name, value in self.trainer.sampler.diagnostics().items()}
         return {
@@ -155,6 +156,12 @@ class Run:
             "learning_rate": self.trainer.optimizer.param_groups[0]["lr"],
             "sampler": diagnostics,
         }
+
+    def _not_finite(self, what: str) -> RunError:
+        return RunError(
+            f"the {what} no longer finite at step {self.trainer.step_number}: lower --learning_rate or raise "
+            f"--warmup_steps; the last good checkpoint is {self._last_checkpoint()}"
+        )
 
     def _held_out_batch(self) -> tuple[Tensor, Tensor | None] | None:
         dataset, num = self.experiment.held_out, self.config.held_out_images
@@ -193,12 +200,17 @@ class Run:
                 labels=labels,
             )
             with self._writing():
-                path = self.directory / "samples" / f"step-{self.trainer.step_number:08d}.png"
-                save_grid(experiment.to_pixels(samples), path)
+                save_grid(experiment.to_pixels(samples), self._grid_path)
+
+    @property
+    def _grid_path(self) -> Path:
+        return self.directory / "samples" / f"step-{self.trainer.step_number:08d}.png"
 
     # Saving and resuming
 
     def _save(self, held_out: dict[str, float] | None) -> None:
+        if not torch.stack([p.isfinite().all() for p in self.trainer.network.parameters()]).all():
+            raise self._not_finite("weights are")
         with self.clock.paused(), self._writing():
             self.recorder.sync()
             state = {
@@ -249,19 +261,19 @@ class Run:
         """Turn a full disk and its like into an error that says what is left."""
         try:
             yield
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise RunError(
                 f"cannot write to {self.directory} at step {self.trainer.step_number}: {error}; training stopped, the "
                 f"last good checkpoint is {self._last_checkpoint()}; make room, then {self.go_on}"
             ) from error
 
     def _finish(self) -> None:
-        """Write the final samples and the model, once all steps have been taken."""
+        """Write the model and the final samples, once all steps have been taken: the samples say that all is there."""
         if not self.accelerator.is_main_process:
             return
-        self._save_samples()
         with self._writing():
             code = export(self.experiment, self.trainer.ema.model, self.directory / "model")
+        self._save_samples()
         print(f"trained {self.trainer.step_number} steps in {self.clock.seconds():.0f} s: {self.directory}", flush=True)
         print(f"load the model with {code}", flush=True)
         if self.config.trackers:

@@ -18,6 +18,7 @@ def make_accelerator(config: Config) -> Accelerator:
         torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = not config.deterministic
     return Accelerator(
+        cpu=not torch.accelerator.is_available(),  # else accelerate sees one process where torchrun started several
         mixed_precision="no" if config.precision == "fp32" else config.precision,
         log_with=list(config.trackers) or None,
         project_dir=Path(config.output or ".") / "trackers",

@@ -54,10 +54,12 @@ class Trainer:
         self.memory_format = torch.channels_last if device.type == "cuda" else torch.contiguous_format
         model.to(device, memory_format=self.memory_format)  # type: ignore[call-overload]
         self.ema = EMA(model, ema_decay)  # before accelerate wraps the model's forward
-        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.model, self.optimizer = self.accelerator.prepare(model), optimizer
+        self.scaler = self.accelerator.scaler or torch.amp.GradScaler(enabled=False)  # of fp16, else without effect
         self.network = self.accelerator.unwrap_model(self.model)  # without DDP: ranks may probe unequally often
         self.sampler = sampler.to(device)
         self.objective, self.learning_rate, self.max_grad_norm = objective, learning_rate, max_grad_norm
+        self.parameters = list(model.parameters())
         self.seed, self.step_number = seed, 0
 
     def step(self, batches: Sequence[Batch]) -> Step:
@@ -75,14 +77,17 @@ class Trainer:
             drawn = self.sampler.sample(x0)
             with nullcontext() if number == len(batches) else self.accelerator.no_sync(self.model):
                 losses = loss_at(slice(None), drawn.t, self.model)
-                self.accelerator.backward((losses * drawn.weight).mean() / len(batches))
+                loss = (losses * drawn.weight).mean()
+                self.scaler.scale(loss if len(batches) == 1 else loss / len(batches)).backward()
         if self.max_grad_norm is not None:
-            self.accelerator.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
         if self.learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.learning_rate(self.step_number)
         with self.sampler.observe(x0, drawn, losses.detach(), loss_at):
-            self.optimizer.step()
+            self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.optimizer.zero_grad()
         self.ema.update()
         self.step_number += 1
@@ -90,14 +95,13 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that decides the steps to come; random numbers are a function of seed and step number."""
-        scaler = self.accelerator.scaler
         return {
             "step": self.step_number,
             "model": self.network.state_dict(),
             "ema": self.ema.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "sampler": self.sampler.state_dict(),
-            "scaler": scaler.state_dict() if scaler is not None else {},
+            "scaler": self.scaler.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -107,8 +111,7 @@ class Trainer:
         self.ema.load_state_dict(state["ema"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.sampler.load_state_dict(state["sampler"])
-        if self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.scaler.load_state_dict(state["scaler"])
         self._restore_layout()
 
     def _restore_layout(self) -> None:

@@ -1,0 +1,243 @@
+"""Every sampler, process, prediction, weighting and network is one flag, and every option of a sampler is another."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import kairostep as ks
+from kairostep.experiments import (
+    NETWORKS,
+    PREDICTIONS,
+    PROCESSES,
+    SAMPLERS,
+    WEIGHTINGS,
+    Component,
+    Experiment,
+    build,
+    preset,
+)
+from kairostep.experiments.components import GIVEN, Passing, arguments_of, checked_options, make, options_of
+from kairostep.experiments.config import with_overrides
+
+CPU = torch.device("cpu")
+TINY = ["--network.channels=8", "--network.multipliers=[1,1]", "--network.attention=[]", "--held_out_images=0"]
+NEEDED = {"beta": ["--sampler.a=2", "--sampler.b=3"], "tabulated": ["--sampler.mass=[1,2,1]"]}
+QUICK = {"adaptive": ["--sampler.every=2", "--sampler.sweep=4"], "gradient_variance": ["--sampler.every=2"]}
+LEARNING = {"loss_second_moment", "infonoise", "gradient_variance", "adaptive"}
+
+
+def built(*settings: str, name: str = "digits") -> Experiment:
+    return build(with_overrides(preset(name), [*TINY, *settings]), CPU)
+
+
+def train(experiment: Experiment, steps: int) -> list[torch.Tensor]:
+    """Return the losses of some steps, taken as a hand-written loop would take them."""
+    stored, _ = experiment.dataset.read_all()
+    optimizer = torch.optim.Adam(experiment.model.parameters(), 1e-3)
+    seen = []
+    for step in range(steps):
+        x0 = experiment.dataset.to_x0(stored[8 * step : 8 * step + 8], None)
+
+        def loss_at(rows: Any, t: torch.Tensor, x0: torch.Tensor = x0) -> torch.Tensor:
+            return experiment.objective(experiment.model, x0[rows], t)
+
+        drawn = experiment.sampler.sample(x0)
+        losses = loss_at(slice(None), drawn.t)
+        optimizer.zero_grad()
+        (losses * drawn.weight).mean().backward()
+        with experiment.sampler.observe(x0, drawn, losses.detach(), loss_at):
+            optimizer.step()
+        seen.append(losses.detach())
+    return seen
+
+
+def learned(sampler: ks.TimestepSampler) -> dict[str, torch.Tensor]:
+    """Return the state without the count of draws, which every sampler keeps."""
+    return {name: value.clone() for name, value in sampler.state_dict().items() if not name.startswith("draws.")}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("name", ["digits", "digits-flow", "digits-edm"])
+def test_every_sampler_trains_under_every_kind_of_process(sampler: str, name: str) -> None:
+    settings = [f"--sampler={sampler}", *NEEDED.get(sampler, []), *QUICK.get(sampler, [])]
+    experiment = built(*settings, name=name)
+    before = learned(experiment.sampler)
+    losses = torch.cat(train(experiment, 4))
+    assert bool((losses.isfinite() & (losses > 0)).all())
+    after = learned(experiment.sampler)
+    changed = any(not torch.equal(after[key], before[key]) for key in before)
+    assert changed == (sampler in LEARNING)
+    assert_close(experiment.sampler.density(10).sum(), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+@pytest.mark.parametrize("prediction", [*PREDICTIONS, "edm", None])
+def test_every_prediction_trains_under_every_process(process: str, prediction: str | None) -> None:
+    settings = [f"--process={process}", f"--prediction={prediction or 'null'}"]
+    if prediction == "edm" and process != "edm":
+        with pytest.raises(
+            ValueError, match=r"prediction edm belongs to process edm, got a .*Process: pass --prediction=v"
+        ):
+            built(*settings)
+        return
+    experiment = built(*settings)
+    losses = torch.cat(train(experiment, 1))
+    assert bool((losses.isfinite() & (losses > 0)).all())
+    natural = {"flow": "velocity", "edm": "edm"}.get(process, "epsilon")
+    assert experiment.config.prediction == (prediction or natural)
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("name", ["digits", "digits-flow", "digits-edm"])
+def test_every_weighting_is_its_factor_times_the_plain_loss(weighting: str, name: str) -> None:
+    plain, weighted = built(name=name), built(f"--weighting={weighting}", name=name)
+    x0, t = torch.randn(16, 1, 8, 8).clamp(-1, 1), torch.linspace(0.05, 0.95, 16)
+    noise = torch.randn_like(x0)
+    with torch.no_grad():
+        expected, losses = (e.objective(e.model.eval(), x0, t, noise=noise) for e in (plain, weighted))
+    factor = weighted.objective.weighting(weighted.process.log_snr(t), weighted.prediction)
+    assert_close(losses, expected * factor)
+    assert bool((losses.isfinite() & (losses > 0)).all())
+    is_one = weighting == "constant" or (weighting == "edm" and name == "digits-edm")
+    assert torch.allclose(factor, torch.ones(16), atol=1e-5) == is_one
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("dropout", ["null", "0.1"])
+def test_every_network_trains_with_and_without_classes(network: str, dropout: str) -> None:
+    small = ["--network.hidden_size=16", "--network.depth=2", "--network.num_heads=2"]
+    settings = [] if network == "unet" else small
+    config = with_overrides(
+        preset("digits"), [f"--network={network}", *settings, f"--label_dropout={dropout}", "--held_out_images=0"]
+    )
+    experiment = build(config, CPU)
+    assert experiment.num_classes == (0 if dropout == "null" else 10)
+    cond = {} if dropout == "null" else {"class_labels": torch.tensor([0, 10])}  # 10: the label is hidden
+    losses = experiment.objective(experiment.model, torch.zeros(2, 1, 8, 8), torch.tensor([0.2, 0.8]), **cond)
+    assert bool((losses.isfinite() & (losses > 0)).all())
+
+
+# Names and options
+
+
+def classes_of(name: str) -> type:
+    maker = SAMPLERS[name]
+    if isinstance(maker, Passing):
+        assert inspect.isclass(maker.on)
+        return maker.on
+    return {"tabulated": ks.Tabulated}.get(name, maker)  # type: ignore[arg-type,return-value]
+
+
+def test_every_sampler_of_the_library_has_a_name() -> None:
+    exported = [
+        value for value in vars(ks).values() if inspect.isclass(value) and issubclass(value, ks.TimestepSampler)
+    ]
+    assert {classes_of(name) for name in SAMPLERS} == set(exported) - {ks.TimestepSampler}
+
+
+def test_every_weighting_of_the_library_has_a_name() -> None:
+    makers = {name for name, value in vars(ks).items() if getattr(value, "__module__", "").endswith(".weighting")}
+    assert set(WEIGHTINGS) == {name for name in makers if inspect.isfunction(getattr(ks, name))}
+
+
+def value_of(hint: Any) -> tuple[str, Any]:
+    """Return how a value of this type is written, and the value."""
+    written = {bool: ("true", True), int: ("3", 3), float: ("2.5e-1", 0.25), str: ("network", "network")}
+    written |= {int | None: ("null", None), float | None: ("2.5e-1", 0.25), bool | None: ("false", False)}
+    written |= {tuple[float, ...]: ("[1, 2]", (1.0, 2.0))}
+    return written[hint]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_option_of_a_sampler_is_reachable_and_decoded(name: str) -> None:
+    everything = set(arguments_of(classes_of(name)))
+    options = options_of(SAMPLERS[name])
+    assert everything - set(options) <= GIVEN
+    assert not set(options) & GIVEN
+    for option, argument in options.items():
+        text, value = value_of(argument.hint)
+        required = [f"--sampler.{key}={value_of(a.hint)[0]}" for key, a in options.items() if a.required]
+        config = with_overrides(preset("digits"), [f"--sampler={name}", *required, f"--sampler.{option}={text}"])
+        found = checked_options("sampler", SAMPLERS, config.sampler)[option]
+        assert found == value
+        assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "attribute", "value"),
+    [
+        (["--sampler=adaptive", "--sampler.floor=0.2"], lambda s: s.floor, 0.2),
+        (["--sampler=adaptive", "--sampler.policy=pair"], lambda s: type(s.policy), ks.BetaPair),
+        (["--sampler=adaptive"], lambda s: type(s.policy), ks.BetaPolicy),
+        (["--sampler=loss_second_moment", "--sampler.history=4"], lambda s: s.history, 4),
+        (["--sampler=infonoise", "--sampler.unbiased"], lambda s: s.unbiased, True),
+        (["--sampler=tabulated", "--sampler.mass=1,2,1"], lambda s: s.density(3).tolist(), [0.25, 0.5, 0.25]),
+    ],
+)
+def test_options_arrive_in_the_sampler(settings: list[str], attribute: Callable[[Any], Any], value: object) -> None:
+    assert attribute(built(*settings).sampler) == value
+
+
+def test_the_reward_is_the_bound_or_the_loss() -> None:
+    t = torch.linspace(0.05, 0.95, 10)
+    bound = built("--sampler=adaptive", "--prediction=v", "--weighting=min_snr").sampler
+    assert isinstance(bound, ks.Adaptive)
+    process = ks.DiscreteProcess.linear()
+    factor = ks.vlb(process)(process.log_snr(t), ks.V) / ks.min_snr()(process.log_snr(t), ks.V)
+    assert_close(bound.reward_weight(t), factor)
+    loss = built("--sampler=adaptive", "--sampler.reward=loss").sampler
+    assert isinstance(loss, ks.Adaptive)
+    assert_close(loss.reward_weight(t), torch.ones(10))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["--sampler=adaptve"], r"unknown sampler adaptve: did you mean adaptive\?"),
+        (["--sampler=zzz"], "unknown sampler zzz: valid are uniform, logit_normal, .*, adaptive"),
+        (["--process=cosin"], r"unknown process cosin: did you mean cosine\?"),
+        (["--weighting=zzz"], "unknown weighting zzz: valid are constant, vlb, min_snr, soft_min_snr, p2, debias, edm"),
+        (["--prediction=eps"], r"unknown prediction eps: did you mean epsilon\?"),
+        (["--prediction=zzz"], "unknown prediction zzz: valid are epsilon, x0, v, velocity, edm"),
+        (["--network=unett"], r"unknown network unett: did you mean unet\?"),
+        (["--data=digit"], r"unknown data digit: did you mean digits\?"),
+        (["--sampler=adaptive", "--sampler.flor=1"], r"unknown option of sampler adaptive: flor: did you mean floor\?"),
+        (["--weighting=debias", "--weighting.k=1"], "unknown option of weighting debias: k: valid are none"),
+        (["--data.size=8"], "unknown option of data digits: size: valid are flip"),
+        (["--sampler=beta", "--sampler.a=1"], "sampler beta needs b: pass --sampler.b=..."),
+        (["--data=cifar10"], "data cifar10 needs path: pass --data.path=..."),
+        (["--data=images"], "data images needs folder: pass --data.folder=..."),
+        (["--sampler=adaptive", "--sampler.every"], "--sampler.every must be a whole number, got True"),
+        (["--sampler=adaptive", "--sampler.floor=low"], "--sampler.floor must be a number or null, got 'low'"),
+        (["--sampler=adaptive", "--sampler.floor=2"], r"floor must be in \[0, 1\), got 2"),
+        (["--sampler=adaptive", "--sampler.policy=net"], "sampler.policy must be one of 'network', 'pair', got 'net'"),
+        (["--sampler=adaptive", "--sampler.reward=x"], "sampler.reward must be one of 'vlb', 'loss', got 'x'"),
+        (["--sampler=tabulated", "--sampler.mass=3"], r"--sampler.mass must be a list, \[a number, \.\.\.\], got 3"),
+        (["--network.multipliers=[1,1.5]"], r"--network.multipliers must be a list, \[a whole number, \.\.\.\], got"),
+        (["--process.num_steps=null"], "--process.num_steps must be a whole number, got None"),
+        (["--process.num_steps=20"], "sample_steps must be at most the 20 steps of the process, got 50: pass --sample"),
+        (["--precision=fp16"], "precision fp16 needs a GPU, got a CPU: pass --precision=fp32, or bf16"),
+    ],
+)
+def test_a_wrong_name_or_option_is_told_with_the_right_one(settings: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
+        built(*settings)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_wrong_name_is_told_before_data_is_read() -> None:
+    with pytest.raises(ValueError, match="unknown sampler adaptve"):
+        built("--data=images", "--data.folder=nowhere", "--data.size=8", "--sampler=adaptve")
+    with pytest.raises(ValueError, match="unknown option of network unet: chanels"):
+        built("--data=images", "--data.folder=nowhere", "--data.size=8", "--network.chanels=8")
+
+
+def test_makers_get_what_they_ask_for_of_the_given() -> None:
+    def maker(seed: int, *, size: int = 3) -> tuple[int, int]:
+        return seed, size
+
+    assert make("thing", {"one": maker}, Component("one", {"size": "4"}), seed=7, shape=(1,)) == (7, 4)

@@ -1,0 +1,248 @@
+"""Two processes under gloo: different data and noise, one state, one run that can be stopped and goes on."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import (
+    ADAPTIVE,
+    CONTEXT,
+    PATIENCE,
+    arguments,
+    assert_same_run,
+    assert_same_state,
+    configure,
+    last_step,
+    lines_of,
+    num_lines,
+    rank_environments,
+    real_environment,
+    start_ranks,
+)
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import kairostep.cli
+from kairostep.diffusion import Objective
+from kairostep.timesteps import Timesteps
+from kairostep.training.checkpoint import read
+from kairostep.training.recorder import Recorder
+from kairostep.training.trainer import Step
+
+NUM_STEPS = 12
+SETTINGS = {**ADAPTIVE, "steps": 40}
+
+
+# Two ranks side by side, watched through the public classes
+
+
+class Watched(Objective):
+    """An objective that keeps the noise of every call in training."""
+
+    def __init__(self, plain: Objective) -> None:
+        super().__init__(plain.process, plain.prediction, plain.weighting)
+        self.noise: list[Tensor] = []
+
+    def __call__(self, model: Any, x0: Tensor, t: Tensor, **cond: Any) -> Tensor:
+        noise = torch.randn_like(x0)
+        if torch.is_grad_enabled():
+            self.noise.append(noise)
+        return super().__call__(model, x0, t, noise=noise, **cond)
+
+
+def watch_rank(folder: str, environment: dict[str, str]) -> None:
+    import os
+
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    from kairostep.experiments import build
+    from kairostep.training.setup import make_accelerator, make_batches, make_trainer
+
+    config = configure(Path(folder), {**SETTINGS, "batch_size": 32})
+    accelerator = make_accelerator(config)
+    rank = accelerator.process_index
+    experiment = build(config, accelerator.device)
+    trainer = make_trainer(experiment, accelerator)
+    trainer.objective = Watched(experiment.objective)
+    batches = make_batches(experiment, accelerator).from_step()
+    x0, t = [], []
+    for _ in range(NUM_STEPS):
+        batch = next(batches)
+        x0.append(batch.x0)
+        t.append(trainer.step([batch]).drawn.t)
+    watched = {
+        "num_processes": accelerator.num_processes,
+        "x0": torch.stack(x0),
+        "t": torch.stack(t),
+        "noise": torch.stack(trainer.objective.noise),
+        "state": {part: trainer.state_dict()[part] for part in ("model", "sampler", "ema", "optimizer")},
+        **watch_recorder(Path(folder), rank),
+    }
+    torch.save(watched, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def watch_recorder(folder: Path, rank: int) -> dict[str, Any]:
+    """Collect losses of two steps, lose the recorder between them, and summarise."""
+    steps = [recorded_step(rank, k) for k in range(2)]
+    whole, first, second = (Recorder(folder) for _ in range(3))
+    whole.add(steps[0])
+    first.add(steps[0])
+    second.load_state_dict(first.state_dict(), torch.device("cpu"))
+    for recorder in (whole, second):
+        recorder.add(steps[1])
+    pending = first.state_dict()["pending"]
+    return {"summary": whole.summary(), "resumed": second.summary(), "pending": pending, "left": whole.state_dict()}
+
+
+def recorded_step(rank: int, step: int) -> Step:
+    generator = torch.Generator().manual_seed(10 * rank + step)
+    t, losses, weight = torch.rand(3, 8, generator=generator).unbind()
+    return Step(Timesteps(t * 0.7, weight), losses)  # nothing in the last quartile
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    processes = [CONTEXT.Process(target=watch_rank, args=(str(folder), e)) for e in rank_environments(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(PATIENCE)
+        assert process.exitcode == 0
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def test_ranks_see_different_data_noise_and_times(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["num_processes"] for rank in ranks] == [2, 2]
+    first, second = ranks
+    rows = torch.cat([first["x0"], second["x0"]], dim=1).flatten(2)  # (steps, 32, pixels)
+    for step in range(NUM_STEPS):
+        assert len(rows[step].unique(dim=0)) == 32
+        assert not bool((first["t"][step, :, None] == second["t"][step]).any())
+    assert first["noise"].shape == (NUM_STEPS, 16, 1, 8, 8)
+    noise = torch.stack([first["noise"], second["noise"]]).flatten(1)  # (2, 12288)
+    assert abs(float(torch.corrcoef(noise)[0, 1])) < 0.05
+    assert len(noise.unique()) > 0.99 * noise.numel()  # nor is any step's noise another's
+
+
+def test_ranks_share_the_batch_of_one_process(ranks: list[dict[str, Any]]) -> None:
+    from kairostep.data import Batches, load_digits
+
+    batches = Batches(load_digits(), 32, label_dropout=None).from_step()
+    for step in range(NUM_STEPS):
+        both = torch.cat([rank["x0"][step] for rank in ranks])
+        assert torch.equal(both, next(batches).x0)
+
+
+def test_ranks_hold_the_same_state(ranks: list[dict[str, Any]]) -> None:
+    assert_same_state(ranks[0]["state"], ranks[1]["state"])
+    untrained = kairostep.experiments.build(configure(Path("unused"), SETTINGS), torch.device("cpu"))
+    before = nn.utils.parameters_to_vector(untrained.sampler.policy.parameters())
+    after = torch.cat([v.flatten() for name, v in ranks[0]["state"]["sampler"].items() if name.startswith("policy.")])
+    assert before.shape == after.shape
+    assert not torch.equal(before, after)
+
+
+def test_summary_is_over_both_ranks_and_survives_a_restart(ranks: list[dict[str, Any]]) -> None:
+    steps = [recorded_step(rank, k) for rank in range(2) for k in range(2)]
+    t, losses = torch.cat([s.drawn.t for s in steps]).double(), torch.cat([s.losses for s in steps]).double()
+    weight = torch.cat([s.drawn.weight for s in steps]).double()
+    for rank in ranks:
+        assert rank["summary"]["loss"] == pytest.approx(float((losses * weight).mean()), abs=1e-15)
+        for q, found in enumerate(rank["summary"]["loss_quartiles"][:3]):
+            inside = (t >= q / 4) & (t < (q + 1) / 4)
+            assert int(inside.sum()) > 0
+            assert found == pytest.approx(float(losses[inside].mean()), abs=1e-15)
+        assert rank["summary"]["loss_quartiles"][3] != rank["summary"]["loss_quartiles"][3]  # nothing drawn: NaN
+        assert_close(rank["resumed"]["loss"], rank["summary"]["loss"], rtol=0, atol=0)
+        assert rank["resumed"]["loss_quartiles"][:3] == rank["summary"]["loss_quartiles"][:3]
+        assert rank["pending"].shape == (2, 3, 8)  # ranks, (t, loss, weight), samples
+        assert rank["left"] == {"pending": None}
+
+
+# Whole runs
+
+
+@pytest.fixture(scope="module")
+def whole_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("whole") / "pair"
+    children = start_ranks(arguments(directory, SETTINGS), directory.with_suffix(".log"))
+    assert [child.join() for child in children] == [0, 0], [child.output for child in children]
+    assert "on 2 x cpu" in children[0].output
+    return directory
+
+
+def test_two_processes_train(whole_pair: Path) -> None:
+    lines = lines_of(whole_pair)
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses[-1] < 0.9 * losses[0]
+    assert [line["step"] for line in lines] == sorted({line["step"] for line in lines})  # one process writes
+    assert lines[-1]["images"] == 40 * 16
+    assert (whole_pair / "model" / "model_index.json").exists()
+
+
+def test_two_killed_processes_go_on_bitwise(whole_pair: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "pair"
+    command = arguments(directory, SETTINGS)
+    for target in (4, 7):
+        children = start_ranks(command, tmp_path / "log")
+        assert children[0].wait_until(lambda target=target: num_lines(directory) >= target)
+        codes = [child.send(signal.SIGKILL) for child in children]
+        assert codes[0] == -signal.SIGKILL
+    children = start_ranks(command, tmp_path / "log")
+    assert [child.join() for child in children] == [0, 0], [child.output for child in children]
+    assert "going on from step" in children[0].output
+    assert_same_run(directory, whole_pair)
+
+
+def test_a_launcher_that_is_told_to_stop(whole_pair: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "pair"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "-m", "kairostep"]
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [*launch, *arguments(directory, SETTINGS)], env=real_environment(tmp_path), stdout=file, stderr=file
+        )
+        deadline = time.monotonic() + PATIENCE
+        while num_lines(directory) < 3 and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) != 0
+    output = log.read_text()
+    stopped = re.search(r"stopped at step (\d+) of 40, saved; go on with: (.*)$", output, re.MULTILINE)
+    assert stopped, output
+    assert stopped[2].startswith("accelerate launch --num_processes 2 -m kairostep train --config")
+    assert last_step(directory) == int(stopped[1])
+    children = start_ranks(stopped[2].split()[6:] if False else ["train", "--config", stopped[2].split()[-1]], log)
+    assert [child.join() for child in children] == [0, 0], [child.output for child in children]
+    assert_same_run(directory, whole_pair)
+
+
+def test_another_number_of_processes_is_refused(
+    whole_pair: Path,
+    tmp_path: Path,
+    whole_runs: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = (whole_pair / "config.yaml").read_text()
+    with pytest.raises(SystemExit) as ended:
+        kairostep.cli.main(arguments(whole_pair, {**SETTINGS, "steps": 60}))
+    assert ended.value.code == 2
+    assert "has 2 processes, each with random numbers of its own, got 1: launch it with as many" in (
+        capsys.readouterr().err
+    )
+    assert (whole_pair / "config.yaml").read_text() == before
+    alone = whole_runs("adaptive", ADAPTIVE)
+    children = start_ranks(arguments(alone, {**ADAPTIVE, "steps": 60}), tmp_path / "log")
+    assert [child.join() for child in children] == [2, 2]
+    assert "has 1 processes" in children[0].output
+    assert "Traceback" not in children[0].output
+    assert read(sorted((alone / "checkpoints").iterdir())[-1])["processes"] == 1
