@@ -171,8 +171,10 @@ def test_samples_of_an_exact_network_have_the_mean_and_deviation_of_the_data(pro
     ],
 )
 def test_what_the_network_predicts_changes_nothing_if_it_is_exact(process: Process, prediction: Prediction) -> None:
-    expected = affine(process, natural(process), 20)
-    assert_close(affine(process, prediction, 20), expected, rtol=1e-3, atol=1e-3)
+    expected = affine(process, X0, 20)
+    tolerance = 1e-3 if prediction == EPSILON else 1e-5  # float32 noise, divided by an alpha that is almost 0
+    assert_close(affine(process, prediction, 20), expected, rtol=tolerance, atol=tolerance)
+    assert_close(affine(process, natural(process), 20), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_noise_predicted_on_a_flow_loses_one_step_only() -> None:
@@ -192,14 +194,21 @@ def test_any_network_gives_finite_samples(process: Process, prediction: Predicti
     assert bool(samples.isfinite().all())
 
 
-@pytest.mark.parametrize("process", [DiscreteProcess.linear(), DiscreteProcess.cosine()])
-@pytest.mark.parametrize("prediction", [EPSILON, X0, V, VELOCITY])
+@pytest.mark.parametrize(
+    ("process", "prediction"),
+    [
+        (process, prediction)
+        for process in PROCESSES.values()
+        for prediction in (EPSILON, X0, V, VELOCITY)
+        if isinstance(process, DiscreteProcess) or prediction != natural(process)  # which diffusers does not clip
+    ],
+)
 def test_clipping_keeps_pixels_in_their_range_and_its_absence_leaves_latents_alone(
     process: Process, prediction: Prediction
 ) -> None:
     wide = Exact(process, prediction, std=5.0)
     noise = torch.tensor([[-3.0], [0.0], [3.0]])
-    assert float(generate(wide, process, prediction, noise, steps=20).abs().max()) <= 1
+    assert float(generate(wide, process, prediction, noise, steps=20).abs().max()) < 1.001
     assert float(generate(wide, process, prediction, noise, steps=20, clip=False).abs().max()) > 5
 
 

@@ -22,6 +22,7 @@ class Trained:
     seen: list[tuple[Tensor, Tensor, Tensor]]  # t, loss and weight of every step's last batch
 
     def state(self) -> dict[str, Any]:
+        """Return all that training has changed."""
         return {
             "model": self.experiment.model.state_dict(),
             "ema": self.average.state_dict(),
@@ -36,7 +37,7 @@ def train_by_hand(config: Any, num_steps: int) -> Trained:
     model, objective, sampler = experiment.model, experiment.objective, experiment.sampler
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=False)
     rate = warmed_up(config.learning_rate, config.warmup_steps)
-    average = deepcopy(model).eval()
+    average = deepcopy(model).eval().requires_grad_(False)
     batches = Batches(
         experiment.dataset, config.batch_size // config.accumulate, seed=config.seed, label_dropout=config.label_dropout
     ).from_step()

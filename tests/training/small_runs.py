@@ -96,6 +96,7 @@ class Child:
 
     @property
     def output(self) -> str:
+        """What the child has printed so far."""
         return self.log.read_text() if self.log.exists() else ""
 
     def wait_until(self, condition: Callable[[], bool]) -> bool:
@@ -108,6 +109,7 @@ class Child:
         return True
 
     def tell(self, number: signal.Signals) -> None:
+        """Send a signal."""
         assert self.process.pid is not None
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, number)
@@ -118,10 +120,12 @@ class Child:
         return self.join()
 
     def ends_within(self, seconds: float) -> bool:
+        """Whether the child ends within this time."""
         self.process.join(seconds)
         return self.process.exitcode is not None
 
     def join(self) -> int:
+        """Wait for the end and return the exit code."""
         self.process.join(PATIENCE)
         code = self.process.exitcode
         assert code is not None, f"stuck:\n{self.output}"
@@ -191,7 +195,7 @@ def last_step(directory: Path) -> int:
 
 
 def hidden_files(directory: Path) -> list[Path]:
-    return [path for path in directory.rglob(".*")]
+    return list(directory.rglob(".*"))
 
 
 def state_of(directory: Path) -> dict[str, Any]:

@@ -88,9 +88,7 @@ def test_a_full_disk_stops_the_run_before_its_checkpoint_is_lost(
     assert_same_run(half_run, whole_runs("adaptive", ADAPTIVE))
 
 
-def test_a_full_disk_tears_a_line_of_metrics(
-    half_run: Path, tmp_path: Path, whole_runs: Callable[..., Path]
-) -> None:
+def test_a_full_disk_tears_a_line_of_metrics(half_run: Path, tmp_path: Path, whole_runs: Callable[..., Path]) -> None:
     metrics = half_run / "metrics.jsonl"
     limit = metrics.stat().st_size + 100
     child = Child(arguments(half_run, ADAPTIVE), tmp_path / "log", partial(limit_files, limit))
@@ -227,9 +225,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
     assert_same_run(half_run, whole_runs("adaptive", ADAPTIVE))
 
 
-def test_a_run_without_a_readable_checkpoint_is_refused(
-    half_run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_a_readable_checkpoint_is_refused(half_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = lines_of(half_run)
     for path in checkpoint_paths(half_run):
         damage(path, "flipped")

@@ -29,10 +29,7 @@ def after_some_time(child: Child, directory: Path, chance: random.Random) -> Non
 def while_saving(child: Child, directory: Path, chance: random.Random) -> None:
     """While a checkpoint has not got its final name yet."""
     before = set(hidden_files(directory))  # what earlier kills left
-    in_progress: Callable[[], bool] = lambda: any(
-        path not in before for path in (directory / "checkpoints").glob(".*")
-    )
-    child.wait_until(in_progress)
+    child.wait_until(lambda: any(path not in before for path in (directory / "checkpoints").glob(".*")))
 
 
 MOMENTS = (after_some_lines, while_saving, after_some_time, while_saving)
@@ -75,7 +72,7 @@ def test_twelve_kills_leave_no_trace(tmp_path: Path, whole_runs: Callable[..., P
 def test_kills_leave_no_trace_with_other_samplers(name: str, tmp_path: Path, whole_runs: Callable[..., Path]) -> None:
     settings: dict[str, Any] = {**LEARNING[name], "steps": 40}
     found = tmp_path / "killed"
-    steps, _ = train_with_kills(found, arguments(found, settings), 3, seed=2, moments=(after_some_lines,))
+    steps, _ = train_with_kills(found, arguments(found, settings), 2, seed=2, moments=(after_some_lines,))
     assert steps[-1] > 0
     assert_same_run(found, whole_runs(name, settings))
     density = lines_of(found)[-1]["density"]

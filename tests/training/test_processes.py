@@ -1,5 +1,6 @@
 """Two processes under gloo: different data and noise, one state, one run that can be stopped and goes on."""
 
+import os
 import re
 import signal
 import subprocess
@@ -30,10 +31,13 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import kairostep.cli
+from kairostep.data import Batches, load_digits
 from kairostep.diffusion import Objective
+from kairostep.experiments import build
 from kairostep.timesteps import Timesteps
 from kairostep.training.checkpoint import read
 from kairostep.training.recorder import Recorder
+from kairostep.training.setup import make_accelerator, make_batches, make_trainer
 from kairostep.training.trainer import Step
 
 NUM_STEPS = 12
@@ -51,6 +55,7 @@ class Watched(Objective):
         self.noise: list[Tensor] = []
 
     def __call__(self, model: Any, x0: Tensor, t: Tensor, **cond: Any) -> Tensor:
+        """Return the losses."""
         noise = torch.randn_like(x0)
         if torch.is_grad_enabled():
             self.noise.append(noise)
@@ -58,13 +63,8 @@ class Watched(Objective):
 
 
 def watch_rank(folder: str, environment: dict[str, str]) -> None:
-    import os
-
     os.environ.update(environment)
     torch.set_num_threads(1)
-    from kairostep.experiments import build
-    from kairostep.training.setup import make_accelerator, make_batches, make_trainer
-
     config = configure(Path(folder), {**SETTINGS, "batch_size": 32})
     accelerator = make_accelerator(config)
     rank = accelerator.process_index
@@ -134,8 +134,6 @@ def test_ranks_see_different_data_noise_and_times(ranks: list[dict[str, Any]]) -
 
 
 def test_ranks_share_the_batch_of_one_process(ranks: list[dict[str, Any]]) -> None:
-    from kairostep.data import Batches, load_digits
-
     batches = Batches(load_digits(), 32, label_dropout=None).from_step()
     for step in range(NUM_STEPS):
         both = torch.cat([rank["x0"][step] for rank in ranks])
@@ -144,7 +142,7 @@ def test_ranks_share_the_batch_of_one_process(ranks: list[dict[str, Any]]) -> No
 
 def test_ranks_hold_the_same_state(ranks: list[dict[str, Any]]) -> None:
     assert_same_state(ranks[0]["state"], ranks[1]["state"])
-    untrained = kairostep.experiments.build(configure(Path("unused"), SETTINGS), torch.device("cpu"))
+    untrained = build(configure(Path("unused"), SETTINGS), torch.device("cpu"))
     before = nn.utils.parameters_to_vector(untrained.sampler.policy.parameters())
     after = torch.cat([v.flatten() for name, v in ranks[0]["state"]["sampler"].items() if name.startswith("policy.")])
     assert before.shape == after.shape
@@ -205,14 +203,14 @@ def test_two_killed_processes_go_on_bitwise(whole_pair: Path, tmp_path: Path) ->
 
 def test_a_launcher_that_is_told_to_stop(whole_pair: Path, tmp_path: Path) -> None:
     directory = tmp_path / "pair"
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "-m", "kairostep"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "kairostep"]
     log = tmp_path / "log"
     with log.open("w") as file:
         process = subprocess.Popen(
             [*launch, *arguments(directory, SETTINGS)], env=real_environment(tmp_path), stdout=file, stderr=file
         )
         deadline = time.monotonic() + PATIENCE
-        while num_lines(directory) < 3 and process.poll() is None and time.monotonic() < deadline:
+        while num_lines(directory) < 1 and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) != 0
@@ -221,7 +219,7 @@ def test_a_launcher_that_is_told_to_stop(whole_pair: Path, tmp_path: Path) -> No
     assert stopped, output
     assert stopped[2].startswith("accelerate launch --num_processes 2 -m kairostep train --config")
     assert last_step(directory) == int(stopped[1])
-    children = start_ranks(stopped[2].split()[6:] if False else ["train", "--config", stopped[2].split()[-1]], log)
+    children = start_ranks(stopped[2].split("-m kairostep ")[1].split(), log)
     assert [child.join() for child in children] == [0, 0], [child.output for child in children]
     assert_same_run(directory, whole_pair)
 

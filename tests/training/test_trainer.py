@@ -62,6 +62,7 @@ class Denoiser(nn.Module):
         self.register_buffer("num_calls", torch.tensor(0))
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        """Return a velocity."""
         if self.training:
             self.num_calls += 1
         return self.layers(torch.cat([x, t[:, None]], dim=1))
@@ -152,8 +153,9 @@ def test_gradients_are_clipped_to_the_norm(accumulate: int) -> None:
         model = Denoiser().double()
         before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)  # a step is minus the gradient
-        trainer = Trainer(model, ks.Objective(ks.FlowProcess(), ks.VELOCITY), ks.Uniform(), optimizer,
-                          max_grad_norm=max_grad_norm)
+        trainer = Trainer(
+            model, ks.Objective(ks.FlowProcess(), ks.VELOCITY), ks.Uniform(), optimizer, max_grad_norm=max_grad_norm
+        )
         trainer.step([Batch(points(k).x0.double(), None) for k in range(accumulate)])
         moves[max_grad_norm] = nn.utils.parameters_to_vector(model.parameters()).detach() - before
     plain, clipped, loose = moves[None], moves[1e-3], moves[1e6]

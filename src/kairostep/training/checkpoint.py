@@ -42,7 +42,7 @@ class Checkpoints:
 
     def prune(self, latest: Path) -> None:
         """Remove all but the last and the best checkpoints, and what an interrupted save left behind."""
-        for pattern in (".step-*", ".tmp*"):  # safetensors first writes under a name of its own, .tmp and random letters
+        for pattern in (".step-*", ".tmp*"):  # safetensors first writes under a name of its own
             for leftover in self.directory.glob(pattern):
                 leftover.unlink(missing_ok=True)
         last = [path for path in self.paths() if path <= latest][-self.keep :]  # later ones could not be read

@@ -16,8 +16,8 @@ from kairostep.experiments.config import Config, differences, load, to_dict
 PACKAGES = ("torch", "diffusers", "accelerate", "safetensors", "numpy")
 
 
-def prepare(directory: Path, config: Config, device: torch.device, world_size: int) -> None:
-    """Write `config.yaml`, or check that the run already there was configured alike; ValueError says what differs."""
+def check(directory: Path, config: Config) -> None:
+    """Raise ValueError if a run is already there that was configured otherwise or shall not be resumed."""
     path = directory / "config.yaml"
     if path.exists():
         changed = differences(load(path), config)
@@ -28,11 +28,15 @@ def prepare(directory: Path, config: Config, device: torch.device, world_size: i
             )
         if not config.resume:
             raise ValueError(f"{directory} already holds a run and --resume is false: pass another --output")
+
+
+def write_config(directory: Path, config: Config, device: torch.device, world_size: int) -> None:
+    """Write `config.yaml`: the settings, and what else a result depends on."""
     directory.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump({**to_dict(config), "provenance": provenance(device, world_size)}, sort_keys=False)
     temporary = directory / ".config.yaml"
     temporary.write_text(text)
-    temporary.replace(path)
+    temporary.replace(directory / "config.yaml")
 
 
 def provenance(device: torch.device, world_size: int) -> Mapping[str, Any]:

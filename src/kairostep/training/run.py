@@ -19,7 +19,7 @@ from kairostep.evaluation import held_out_loss
 from kairostep.experiments import Config, build
 from kairostep.generation import generate, save_grid
 from kairostep.training.checkpoint import CheckpointError, Checkpoints, read
-from kairostep.training.directory import prepare
+from kairostep.training.directory import check, write_config
 from kairostep.training.export import export
 from kairostep.training.interruption import Interruption
 from kairostep.training.recorder import Recorder
@@ -50,9 +50,7 @@ class Run:
         with self.accelerator.main_process_first():  # the first encodes latents, the others find them in the cache
             self.experiment = build(config, self.accelerator.device)
         self.config = self.experiment.config
-        with self.accelerator.main_process_first():
-            if self.accelerator.is_main_process:
-                prepare(self.directory, self.config, self.accelerator.device, self.accelerator.num_processes)
+        check(self.directory, self.config)
         self.trainer = make_trainer(self.experiment, self.accelerator)
         self.batches = make_batches(self.experiment, self.accelerator)
         self.recorder = Recorder(self.directory, self.accelerator.log if config.trackers else None)
@@ -60,6 +58,9 @@ class Run:
         self.clock = Stopwatch(self.accelerator.device)
         self.held_out = self._held_out_batch()
         self._resume()
+        self.accelerator.wait_for_everyone()  # all have checked what is there before it is written anew
+        if self.accelerator.is_main_process:
+            write_config(self.directory, self.config, self.accelerator.device, self.accelerator.num_processes)
 
     @property
     def finished(self) -> bool:
