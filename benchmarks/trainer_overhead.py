@@ -4,13 +4,14 @@
     python benchmarks/trainer_overhead.py --device cuda --preset cifar10-small --preset cifar10-ddpm
 
 The bare loop does the same work in plain torch: batch from a resident set, flips, uniform t, noise, loss, backward,
-clipping, Adam, averaged weights. Both take turns of 40 steps, in every round in another order; the ratio is that of the
-trainer's turn to the bare loop's in the same round. The trainer's turn includes its batches and the recorder. Beside it
-stands the same ratio for the bare loop against itself, which shows what the machine's noise alone would give.
+clipping, Adam, averaged weights. Both take turns of 10 steps, in every round in another order; the ratio of speeds is
+that of turns in the same round, averaged over rounds, with its 95 % interval. The trainer's turn includes its batches
+and the recorder. The last column is the same ratio for a second bare loop: what the machine's noise alone gives.
 """
 
 import argparse
 import copy
+import math
 import platform
 import random
 import statistics
@@ -30,7 +31,7 @@ from kairostep.experiments import Component, Config, Experiment, build, experime
 from kairostep.training.recorder import Recorder
 from kairostep.training.setup import make_batches, make_trainer
 
-STEPS_PER_TURN = 40
+STEPS_PER_TURN = 10
 Turn = Callable[[], None]
 
 
@@ -128,14 +129,15 @@ def measure(name: str, rounds: int, accelerator: Accelerator) -> str:
                 if round_:  # the first warms up
                     seconds[key].append(taken)
     rate = {key: STEPS_PER_TURN * config.batch_size / statistics.median(values) for key, values in seconds.items()}
-    ratios = {
-        key: [base / one for one, base in zip(seconds[key], seconds["bare"], strict=True)]
-        for key in ("trainer", "again")
-    }
-    shown = "   ".join(
-        f"{statistics.median(values):.3f} ({min(values):.2f} to {max(values):.2f})" for values in ratios.values()
-    )
-    return f"{name:15} {rate['trainer']:9.0f} {rate['bare']:9.0f}   {shown}"
+    ratios = [interval(seconds["bare"], seconds[key]) for key in ("trainer", "again")]
+    return f"{name:15} {rate['trainer']:9.0f} {rate['bare']:9.0f}   {ratios[0]:21}   {ratios[1]}"
+
+
+def interval(base: list[float], other: list[float]) -> str:
+    """Return the geometric mean of base / other over rounds and its 95 % interval: the ratio of speeds."""
+    logs = [math.log(b / o) for b, o in zip(base, other, strict=True)]
+    mean, half = statistics.fmean(logs), 1.96 * statistics.stdev(logs) / math.sqrt(len(logs))
+    return f"{math.exp(mean):.3f} ({math.exp(mean - half):.3f}, {math.exp(mean + half):.3f})"
 
 
 def main() -> None:
@@ -143,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--preset", action="append")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=40)
     arguments = parser.parse_args()
     experiment.load_data = load_noise
     use_cuda = arguments.device == "cuda"
@@ -153,7 +155,7 @@ def main() -> None:
     where = torch.cuda.get_device_name() if use_cuda else platform.processor() or platform.machine()
     print(f"torch {torch.__version__}, {where}, {arguments.rounds} rounds of {STEPS_PER_TURN} steps\n")
     print(
-        f"{'preset':15} {'trainer':>9} {'bare':>9}   trainer / bare            bare / itself       (images/s, medians)"
+        f"{'preset':15} {'trainer':>9} {'bare':>9}   trainer / bare          bare / itself           (images/s; ratios)"
     )
     for name in arguments.preset or ["digits"]:
         print(measure(name, arguments.rounds, accelerator), flush=True)

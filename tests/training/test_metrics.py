@@ -122,7 +122,7 @@ def test_lines_after_a_step_and_torn_ones_are_forgotten(torn: str, tmp_path: Pat
 def test_a_run_with_a_torn_last_line_goes_on(tmp_path: Path, whole_runs: Callable[..., Path]) -> None:
     directory = tmp_path / "run"
     child = Child(arguments(directory, ADAPTIVE), tmp_path / "log")
-    assert child.wait_until(lambda: num_lines(directory) >= 5)
+    assert child.wait_until(lambda: num_lines(directory) >= 3)
     child.send(9)
     path = directory / "metrics.jsonl"
     content = path.read_bytes()

@@ -32,9 +32,11 @@ from torch.testing import assert_close
 
 import kairostep.cli
 from kairostep.data import Batches, load_digits
-from kairostep.diffusion import Objective
+from kairostep.diffusion import VELOCITY, FlowProcess, Objective
 from kairostep.experiments import build
-from kairostep.timesteps import Timesteps
+from kairostep.networks import UViT2DModel
+from kairostep.timesteps import Timesteps, Uniform
+from kairostep.training import Trainer
 from kairostep.training.checkpoint import read
 from kairostep.training.recorder import Recorder
 from kairostep.training.setup import make_accelerator, make_batches, make_trainer
@@ -110,8 +112,12 @@ def recorded_step(rank: int, step: int) -> Step:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    processes = [CONTEXT.Process(target=watch_rank, args=(str(folder), e)) for e in rank_environments(2)]
+    return results_of_ranks(watch_rank, tmp_path_factory.mktemp("ranks"))
+
+
+def results_of_ranks(target: Callable[[str, dict[str, str]], None], folder: Path) -> list[dict[str, Any]]:
+    """Run the function on two ranks and return what they saved."""
+    processes = [CONTEXT.Process(target=target, args=(str(folder), e)) for e in rank_environments(2)]
     for process in processes:
         process.start()
     for process in processes:
@@ -166,6 +172,28 @@ def test_summary_is_over_both_ranks_and_survives_a_restart(ranks: list[dict[str,
         assert rank["left"] == {"pending": None}
 
 
+def train_own_model(folder: str, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = UViT2DModel(8, 1, patch_size=4, hidden_size=16, depth=2, num_heads=2)
+    objective = Objective(FlowProcess(), VELOCITY)
+    trainer = Trainer(model, objective, Uniform(), torch.optim.SGD(model.parameters(), lr=0.1))
+    rank, world_size = trainer.accelerator.process_index, trainer.accelerator.num_processes
+    batches = Batches(load_digits(), 16, rank=rank, world_size=world_size, label_dropout=None).from_step()
+    times = [trainer.step([next(batches)]).drawn.t for _ in range(3)]
+    state = model.state_dict()
+    torch.save({"world_size": world_size, "times": torch.stack(times), "model": state}, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_a_users_own_trainer_joins_the_ranks(tmp_path: Path) -> None:
+    first, second = results_of_ranks(train_own_model, tmp_path)
+    assert first["world_size"] == second["world_size"] == 2
+    assert_same_state(first["model"], second["model"])
+    assert not bool((first["times"] == second["times"]).any())
+
+
 # Whole runs
 
 
@@ -190,7 +218,7 @@ def test_two_processes_train(whole_pair: Path) -> None:
 def test_two_killed_processes_go_on_bitwise(whole_pair: Path, tmp_path: Path) -> None:
     directory = tmp_path / "pair"
     command = arguments(directory, SETTINGS)
-    for target in (4, 7):
+    for target in (2, 4):
         children = start_ranks(command, tmp_path / "log")
         assert children[0].wait_until(lambda target=target: num_lines(directory) >= target)
         codes = [child.send(signal.SIGKILL) for child in children]

@@ -31,7 +31,7 @@ def test_a_signal_saves_and_the_run_goes_on(
 ) -> None:
     directory = tmp_path / "stopped"
     child = Child(arguments(directory, ADAPTIVE), tmp_path / "log")
-    assert child.wait_until(lambda: num_lines(directory) >= 4)
+    assert child.wait_until(lambda: num_lines(directory) >= 2)
     assert child.send(number) == 128 + number
     step = last_step(directory)
     assert 0 < step < ADAPTIVE["steps"]
@@ -55,7 +55,7 @@ def test_the_command_in_the_message_works_in_a_shell(tmp_path: Path, whole_runs:
         text=True,
     )
     deadline = time.monotonic() + PATIENCE
-    while num_lines(directory) < 4 and process.poll() is None and time.monotonic() < deadline:
+    while num_lines(directory) < 2 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=PATIENCE)

@@ -41,7 +41,7 @@ class Order:
             last = min(self.num_rows, first + stop - start)
             parts.append(self._permutation(epoch)[first:last])
             start += last - first
-        return torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _permutation(self, epoch: int) -> Tensor:
         if self._latest is None or self._latest[0] != epoch:

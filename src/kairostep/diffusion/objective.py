@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from kairostep.diffusion.prediction import EPSILON, Prediction
 from kairostep.diffusion.process import Process
@@ -73,9 +74,9 @@ class Objective:
         if self.target is not None:
             x0 = self.target(x0, xt, alpha, sigma)
             noise = torch.where(sigma > 0, (xt - alpha * x0) / sigma, noise)
-        error = output - self.prediction.target(x0, noise, alpha, sigma)
-        dtype = torch.promote_types(error.dtype, torch.float32)
-        losses = error.to(dtype).square().flatten(1).mean(1)  # (B,)
+        target = self.prediction.target(x0, noise, alpha, sigma)
+        dtype = torch.promote_types(torch.promote_types(output.dtype, target.dtype), torch.float32)
+        losses = F.mse_loss(output.to(dtype), target.to(dtype), reduction="none").flatten(1).mean(1)  # (B,)
         weight = self.weighting(at.log_snr, self.prediction).to(dtype)
         return losses * weight
 

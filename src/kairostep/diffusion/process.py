@@ -54,13 +54,14 @@ class Process(ABC):
         """Return what the network is told about the time."""
         return t
 
-    def input_scale(self, t: Tensor) -> Tensor | None:
-        """Return the factor on x_t before the network, None for 1."""
-        return None
+    def input_scale(self, t: Tensor) -> Tensor:
+        """Return the factor on x_t before the network, 1 unless a process has its own."""
+        return torch.ones_like(t)
 
     def at(self, t: Tensor) -> Coefficients:
         """Return all of this at once."""
-        return Coefficients(self.alpha(t), self.sigma(t), self.log_snr(t), self.time(t), self.input_scale(t))
+        scale = None if type(self).input_scale is Process.input_scale else self.input_scale(t)
+        return Coefficients(self.alpha(t), self.sigma(t), self.log_snr(t), self.time(t), scale)
 
 
 class DiscreteProcess(Process):
