@@ -241,6 +241,8 @@ def assert_same_run(found: Path, expected: Path) -> None:
     assert {"model", "ema", "optimizer", "sampler"} <= set(found_state["trainer"])
     assert_same_state(found_state, expected_state)
     assert without_seconds(lines_of(found)) == without_seconds(lines_of(expected))
+    seconds = [line["seconds"] for line in lines_of(found) if "seconds" in line]
+    assert seconds == sorted(seconds)  # time spent before an interruption counts
     assert hidden_files(found) == []
     files = [sorted(p.relative_to(root) for p in root.rglob("*") if p.is_file()) for root in (found, expected)]
     assert files[0] == files[1]

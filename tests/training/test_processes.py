@@ -229,6 +229,19 @@ def test_two_killed_processes_go_on_bitwise(whole_pair: Path, tmp_path: Path) ->
     assert_same_run(directory, whole_pair)
 
 
+def test_a_signal_to_one_process_stops_both(whole_pair: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "pair"
+    children = start_ranks(arguments(directory, SETTINGS), tmp_path / "log")
+    assert children[0].wait_until(lambda: num_lines(directory) >= 1)
+    children[1].tell(signal.SIGTERM)
+    assert [child.join() for child in children] == [128 + signal.SIGTERM] * 2
+    assert f"stopped at step {last_step(directory)} of 40, saved" in children[0].output
+    assert "stopped" not in children[1].output  # one process speaks
+    children = start_ranks(arguments(directory, SETTINGS), tmp_path / "log")
+    assert [child.join() for child in children] == [0, 0], [child.output for child in children]
+    assert_same_run(directory, whole_pair)
+
+
 def test_a_launcher_that_is_told_to_stop(whole_pair: Path, tmp_path: Path) -> None:
     directory = tmp_path / "pair"
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "kairostep"]

@@ -188,6 +188,8 @@ def checked_options(kind: str, table: Mapping[str, Maker], component: Component)
         raise ValueError(unknown(kind, component.name, table))
     valid, options = options_of(table[component.name]), {}
     for name, value in component.options.items():
+        if name == "seed":
+            raise ValueError(f"the seed is one for the whole experiment: pass --seed={value}")
         if name not in valid:
             raise ValueError(unknown(f"option of {kind} {component.name}:", name, valid or ["none"]))
         options[name] = decoded(f"--{kind}.{name}", valid[name].hint, value)

@@ -161,6 +161,8 @@ def decoded(key: str, hint: Any, value: Any) -> Any:
         value = value.split(",") if value else []
     kinds = get_args(hint) or (hint,)
     try:
+        if int in kinds and float not in kinds and isinstance(value, float) and value.is_integer():
+            value = int(value)  # 1e5
         if hint is not Any and (value is None or isinstance(value, bool)) and type(value) not in kinds:
             raise TypeError("nothing, or a bare flag")
         return draccus.decode(hint, value)
@@ -193,6 +195,9 @@ def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
             raw[part] = raw[part] if raw[part]["name"] == value else {"name": value}
         else:
             raw[part] = value
+    changed = {key for key, _ in pairs}
+    if raw["process"] != to_dict(config)["process"] and "prediction" not in changed:
+        raw["prediction"] = None  # what the new process is used with
     return from_dict(raw)
 
 

@@ -22,7 +22,7 @@ def generate(
     noise: Tensor,  # (B, ...) standard normal
     *,
     steps: int = 50,
-    clip: bool = True,  # keep x0 in [-1, 1] on the way: pixels, not latents
+    clip: bool = True,  # keep x0 of pixels in [-1, 1] on the way; not where a flow or EDM is native
     labels: Tensor | None = None,  # (B,)
 ) -> Tensor:
     """Return samples (B, ...) by DDIM, Euler's method for flows, or Euler's method for EDM."""

@@ -4,6 +4,7 @@ import importlib.metadata
 import platform
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ def check(directory: Path, config: Config) -> None:
 def write_config(directory: Path, config: Config, device: torch.device, world_size: int) -> None:
     """Write `config.yaml`: the settings, and what else a result depends on."""
     directory.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump({**to_dict(config), "provenance": provenance(device, world_size)}, sort_keys=False)
+    kept = to_dict(replace(config, resume=True))  # or the command that goes on with this run would refuse to
+    text = yaml.safe_dump({**kept, "provenance": provenance(device, world_size)}, sort_keys=False)
     temporary = directory / ".config.yaml"
     temporary.write_text(text)
     temporary.replace(directory / "config.yaml")

@@ -49,7 +49,7 @@ class Trainer:
         ema_decay: float = 0.9999,
         seed: int = 0,
     ) -> None:
-        self.accelerator = accelerator or Accelerator(cpu=not torch.accelerator.is_available())  # see `make_accelerator`
+        self.accelerator = accelerator or Accelerator(cpu=not torch.accelerator.is_available())  # see `setup`
         device = self.accelerator.device
         self.memory_format = torch.channels_last if device.type == "cuda" else torch.contiguous_format
         model.to(device, memory_format=self.memory_format)  # type: ignore[call-overload]
