@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.tracking import filter_trackers
 from accelerate.utils import LoggerType
 
 from kairostep.data import Batches
@@ -20,20 +19,21 @@ def make_accelerator(config: Config) -> Accelerator:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
         torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = not config.deterministic
-    check_trackers(config.trackers)
-    return Accelerator(
-        cpu=not torch.accelerator.is_available(),  # else accelerate sees one process where torchrun started several
-        mixed_precision="no" if config.precision == "fp32" else config.precision,
-        log_with=list(config.trackers) or None,
-        project_dir=Path(config.output or ".") / "trackers",
-    )
-
-
-def check_trackers(names: tuple[str, ...]) -> None:
-    """Raise ValueError for a tracker that is unknown or not installed, which accelerate would leave out."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # says what the error below says
-        found = {str(LoggerType(tracker)) for tracker in filter_trackers(list(names), ".")}
+        warnings.filterwarnings("ignore", message="Tried adding logger|.*no supported trackers")  # refused below
+        accelerator = Accelerator(
+            cpu=not torch.accelerator.is_available(),  # else accelerate sees one process where torchrun started several
+            mixed_precision="no" if config.precision == "fp32" else config.precision,
+            log_with=list(config.trackers) or None,
+            project_dir=Path(config.output or ".") / "trackers",
+        )
+    check_trackers(config.trackers, accelerator)
+    return accelerator
+
+
+def check_trackers(names: tuple[str, ...], accelerator: Accelerator) -> None:
+    """Raise ValueError for a tracker that accelerate left out because it is not installed."""
+    found = {str(LoggerType(tracker)) for tracker in accelerator.log_with}
     for name in names:
         if name not in found and name != "all":
             raise ValueError(f"a tracker must be installed, got {name!r}: pip install {name}")
