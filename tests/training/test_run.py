@@ -30,6 +30,7 @@ import kairostep
 import kairostep.cli
 from kairostep.generation import generate
 from kairostep.training import Run, directory
+from kairostep.training.directory import alone_in
 from kairostep.training.run import NUM_GRID_IMAGES
 
 SHORT = {**SMALL, "steps": 12}
@@ -250,3 +251,10 @@ def test_samples_are_a_picture_of_a_grid(whole_runs: Callable[..., Path]) -> Non
         assert picture.format == "PNG"
         assert picture.width == picture.height >= 8 * 8
         assert len(set(picture.convert("L").tobytes())) > 10
+
+
+def test_two_runs_cannot_write_one_directory(tmp_path: Path) -> None:
+    with alone_in(tmp_path), pytest.raises(ValueError, match="in which another is training"), alone_in(tmp_path):
+        pass
+    with alone_in(tmp_path):  # free again
+        pass

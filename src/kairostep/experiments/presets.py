@@ -25,10 +25,10 @@ EDM: Mapping[str, Any] = {"process": part("edm"), "prediction": None, "sampler":
 
 DIGITS = Config(
     data=part("digits"),
-    network=part("unet", channels=32, multipliers=[1, 2], blocks=1, attention=[4], dropout=0.0),
-    steps=1500,
+    network=part("unet", channels=16, multipliers=[1, 2], blocks=1, attention=[4], dropout=0.0),
+    steps=1000,
     batch_size=128,
-    learning_rate=2e-3,
+    learning_rate=3e-3,
     warmup_steps=100,
     ema_decay=0.99,
     log_every=50,

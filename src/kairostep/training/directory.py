@@ -3,7 +3,8 @@
 import importlib.metadata
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,25 @@ def write_config(directory: Path, config: Config, device: torch.device, world_si
     temporary.replace(directory / "config.yaml")
 
 
+@contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """Hold a lock on a directory for a block, which ends with the process at the latest; ValueError if another has it."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    with (directory / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(
+                f"a run directory must be written by one run at a time, got {directory}, in which another is training: "
+                "wait for it, stop it, or pass another --output"
+            ) from error
+        yield
+
+
 def provenance(device: torch.device, world_size: int) -> Mapping[str, Any]:
     """Return what a result depends on besides its config: versions, device, commit of the code."""
     versions = {name: _version(name) for name in PACKAGES}
@@ -59,6 +79,7 @@ def git_commit() -> str | None:
     """Return the commit of the code that runs, `+` after it if files were changed, None outside a git checkout."""
     source = Path(__file__).parent
     try:
+        _git(source, "ls-files", "--error-unmatch", "directory.py")  # fails where only the environment is in a checkout
         commit = _git(source, "rev-parse", "HEAD")
         return f"{commit}+" if _git(source, "status", "--porcelain", "--untracked-files=no") else commit
     except (OSError, subprocess.SubprocessError):

@@ -5,7 +5,7 @@ import logging
 import math
 import shlex
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from kairostep.evaluation import held_out_loss
 from kairostep.experiments import Config, build
 from kairostep.generation import generate, save_grid
 from kairostep.training.checkpoint import CheckpointError, Checkpoints, read
-from kairostep.training.directory import check, write_config
+from kairostep.training.directory import alone_in, check, write_config
 from kairostep.training.export import export
 from kairostep.training.interruption import Interruption
 from kairostep.training.recorder import Recorder
@@ -90,6 +90,7 @@ class Run:
         bar = tqdm(total=config.steps, initial=start, unit="step", disable=None if on_main else True, leave=False)
         with (
             Interruption(self.accelerator.device) as interruption,
+            alone_in(self.directory) if on_main else nullcontext(),
             closing(self.batches.from_step(start * config.accumulate)) as batches,
             bar,
         ):
@@ -119,7 +120,7 @@ class Run:
     def go_on(self) -> str:
         """How to continue this run, in words."""
         num_processes = self.accelerator.num_processes
-        launch = f"accelerate launch --num_processes {num_processes} -m " if num_processes > 1 else ""
+        launch = f"accelerate launch --multi_gpu --num_processes {num_processes} -m " if num_processes > 1 else ""
         return f"go on with: {launch}kairostep train --config {shlex.quote(str(self.directory / 'config.yaml'))}"
 
     # Measuring
