@@ -22,6 +22,7 @@ from small_runs import (
 )
 
 from kairostep.evaluation import held_out_loss
+from kairostep.experiments import preset
 from kairostep.training.recorder import Recorder
 from kairostep.training.run import SAMPLE_SEED
 
@@ -56,7 +57,7 @@ def test_lines_have_these_fields(lines: list[dict[str, Any]]) -> None:
         num_updates = math.ceil(line["step"] / 5)
         # before and after: 20 swept timesteps, 8 paid rows at each of 3 selected timesteps
         assert line["probe_evaluations"] == line["sampler"]["probe_evaluations"] == 2 * (20 + 8 * 3) * num_updates
-        assert line["learning_rate"] == pytest.approx(2e-3 * min(1, line["step"] / 10))
+        assert line["learning_rate"] == pytest.approx(preset("digits").learning_rate * min(1, line["step"] / 10))
     seconds = [line["seconds"] for line in lines if "seconds" in line]
     assert seconds[0] > 0
     assert seconds == sorted(seconds)

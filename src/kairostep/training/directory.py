@@ -1,6 +1,7 @@
 """The run directory: an interface to people, reports and later runs."""
 
 import importlib.metadata
+import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -44,21 +45,25 @@ def write_config(directory: Path, config: Config, device: torch.device, world_si
 
 @contextmanager
 def alone_in(directory: Path) -> Iterator[None]:
-    """Hold a lock on a directory for a block, which ends with the process at the latest; ValueError if another has it."""
+    """Hold a lock on a directory, which ends with the process at the latest; ValueError if another process has it."""
     try:
         import fcntl
     except ImportError:  # not on Windows
         yield
         return
-    with (directory / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ValueError(
-                f"a run directory must be written by one run at a time, got {directory}, in which another is training: "
-                "wait for it, stop it, or pass another --output"
-            ) from error
+    descriptor = os.open(directory, os.O_RDONLY)  # of the directory itself: no file is left behind
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise ValueError(
+            f"a run directory must be written by one run at a time, got {directory}, in which another is training: "
+            "wait for it, stop it, or pass another --output"
+        ) from error
+    try:
         yield
+    finally:
+        os.close(descriptor)
 
 
 def provenance(device: torch.device, world_size: int) -> Mapping[str, Any]:
