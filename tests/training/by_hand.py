@@ -19,7 +19,7 @@ class Trained:
     experiment: Any
     average: nn.Module
     optimizer: torch.optim.Optimizer
-    seen: list[tuple[Tensor, Tensor, Tensor]]  # t, loss and weight of every step's last batch
+    seen: list[tuple[Tensor, Tensor, Tensor]]  # t, losses and weights of every step
 
     def state(self) -> dict[str, Any]:
         """Return all that training has changed."""
@@ -44,6 +44,7 @@ def train_by_hand(config: Any, num_steps: int) -> Trained:
     seen = []
     for step in range(num_steps):
         seed_step(device, config.seed, 0, step)
+        parts = []
         for _ in range(config.accumulate):
             batch = next(batches)
 
@@ -55,6 +56,7 @@ def train_by_hand(config: Any, num_steps: int) -> Trained:
             drawn = sampler.sample(batch.x0)
             losses = loss_at(slice(None), drawn.t)
             ((losses * drawn.weight).mean() / config.accumulate).backward()
+            parts.append((drawn.t, losses.detach(), drawn.weight))
         nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         optimizer.param_groups[0]["lr"] = rate(step)
         with sampler.observe(batch.x0, drawn, losses.detach(), loss_at):
@@ -64,5 +66,5 @@ def train_by_hand(config: Any, num_steps: int) -> Trained:
         with torch.no_grad():
             for averaged, current in zip(average.parameters(), model.parameters(), strict=True):
                 averaged.lerp_(current, 1 - decay)
-        seen.append((drawn.t, losses.detach(), drawn.weight))
+        seen.append(tuple(torch.cat(values) for values in zip(*parts, strict=True)))
     return Trained(experiment, average, optimizer, seen)

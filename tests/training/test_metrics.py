@@ -23,8 +23,8 @@ from small_runs import (
 
 from kairostep.evaluation import held_out_loss
 from kairostep.experiments import preset
+from kairostep.training.examiner import SAMPLE_SEED
 from kairostep.training.recorder import Recorder
-from kairostep.training.run import SAMPLE_SEED
 
 BIASED = {**ADAPTIVE, "sampler.unbiased": True, "label_dropout": 0.2}  # weights other than 1
 
@@ -90,7 +90,8 @@ def test_density_diagnostics_and_held_out_loss_are_those_of_the_step(
     assert line["density"] == experiment.sampler.density().tolist()
     assert sum(line["density"]) == pytest.approx(1, abs=1e-5)
     assert line["sampler"] == {name: value.item() for name, value in experiment.sampler.diagnostics().items()}
-    rows = [experiment.held_out.read(row) for row in range(16)]
+    num_rows = len(experiment.held_out)
+    rows = [experiment.held_out.read(row * num_rows // 16) for row in range(16)]  # spread over the set
     x0 = experiment.held_out.to_x0(torch.stack([pixels for pixels, _ in rows]), None)
     labels = torch.tensor([label for _, label in rows])
     expected = held_out_loss(by_hand.average, experiment.objective, x0, labels=labels, seed=SAMPLE_SEED)

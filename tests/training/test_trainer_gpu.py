@@ -69,7 +69,7 @@ def test_compiled_training_agrees_with_eager_training(tmp_path: Path) -> None:
     for compiled in (False, True):
         run = Run(replace(SMALL, output=str(tmp_path / str(compiled)), compile=compiled))
         run.train()
-        losses.append(run._evaluate()["loss"])
+        losses.append(run.examiner.evaluate()["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
     assert losses[0] < 0.9
 
@@ -80,5 +80,5 @@ def test_precisions_train_alike(tmp_path: Path) -> None:
         AcceleratorState._reset_state(reset_partial_state=True)
         run = Run(replace(SMALL, output=str(tmp_path / precision), precision=precision))
         run.train()
-        losses.append(run._evaluate()["loss"])
+        losses.append(run.examiner.evaluate()["loss"])
     assert losses == pytest.approx([losses[0]] * 3, rel=0.05)

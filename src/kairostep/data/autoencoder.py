@@ -76,7 +76,10 @@ def open_autoencoder(folder: Path | str) -> Autoencoder:
                 f"the folder of an autoencoder must hold {name}, got {folder}: pass the folder that diffusers' "
                 "save_pretrained wrote, such as the `vae` of a pipeline"
             )
-    config = json.loads((folder / "config.json").read_text())
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{folder / 'config.json'} must be JSON: {error}") from error
     kind = config.get("_class_name")
     if kind not in _CLASSES:
         raise ValueError(
@@ -89,6 +92,6 @@ def open_autoencoder(folder: Path | str) -> Autoencoder:
         config.get("in_channels", 3),
         config.get("vq_embed_dim") or config.get("latent_channels", 4 if kind == "AutoencoderKL" else 3),
         2 ** (len(config.get("block_out_channels", (64,))) - 1),
-        config.get("scaling_factor", 0.18215),
+        config.get("scaling_factor", 0.18215) if kind == "AutoencoderKL" else 1.0,  # LDM leaves VQ latents as they are
         config.get("shift_factor") or 0.0,
     )

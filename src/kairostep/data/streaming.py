@@ -1,5 +1,7 @@
 """Reading sets that do not fit into memory: worker processes ahead of the consumer, in a given order."""
 
+import os
+import signal
 import warnings
 from collections.abc import Generator, Iterable
 from typing import Any
@@ -31,16 +33,29 @@ def _unchanged(batch: Any) -> Any:
     return batch
 
 
+def _leave_signals_to_the_parent(worker: int) -> None:
+    """A signal to the whole process group shall not end workers while the parent still saves; they end with it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def stream(
     dataset: Dataset, row_lists: Iterable[list[int]], *, device: torch.device, num_workers: int
 ) -> Generator[StoredBatch, None, None]:
     """Yield the batches of these rows, in order, on the device; closing the iterator ends the workers."""
+    num_workers = min(num_workers, num_cores())
     loader = DataLoader(
         _Rows(dataset),
         sampler=row_lists,
         batch_size=None,
         collate_fn=_unchanged,
         num_workers=num_workers,
+        worker_init_fn=_leave_signals_to_the_parent,
         prefetch_factor=AHEAD if num_workers else None,
         pin_memory=device.type == "cuda",
         generator=torch.Generator(),  # without it, starting workers would draw from the global stream

@@ -146,7 +146,7 @@ class DiscreteProcess(Process):
 
     def at(self, t: Tensor) -> Coefficients:
         """Return all of this at once: one look-up of the step, where on a GPU each costs several kernels."""
-        index = bin_index(t, self.num_steps)
+        index = self._index(t)
         alpha, sigma, log_snr = (self._table(name, t)[index] for name in ("alpha", "sigma", "log_snr"))
         return Coefficients(alpha, sigma, log_snr, time=index, input_scale=None)
 
@@ -171,9 +171,12 @@ class DiscreteProcess(Process):
         return self._read(f"vlb_{variance}", t)
 
     def _read(self, name: str, t: Tensor) -> Tensor:
+        return self._table(name, t)[self._index(t)]
+
+    def _index(self, t: Tensor) -> Tensor:
         if not t.is_floating_point():
             raise ValueError(f"t must be a float in [0, 1], got {t.dtype}: for step i of T pass (i + 0.5) / T")
-        return self._table(name, t)[bin_index(t, self.num_steps)]
+        return bin_index(t, self.num_steps)
 
     def _table(self, name: str, like: Tensor) -> Tensor:
         """Return one column of the schedule (T,), copied once to the device and dtype that ask for it."""

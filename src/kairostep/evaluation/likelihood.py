@@ -1,6 +1,5 @@
 """Losses on held-out data that pair across runs: fixed noise, times spread evenly over [0, 1]."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +8,10 @@ import torch
 from torch import Tensor
 
 from kairostep.diffusion import Objective, constant, vlb
+from kairostep.diffusion.weighting import LOG_SNR_LIMIT
+from kairostep.evaluation.estimate import Estimate, mean_and_error
+from kairostep.evaluation.pairs import cond_of, paired_draws
+from kairostep.timesteps.arguments import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,9 @@ def held_out_loss(
 ) -> HeldOut:
     """Return the losses of a model on x0, whatever its sampler and weighting; equal arguments share noise and times.
 
-    Row i is seen at a time from the i-th of N equal parts of [0, 1], the parts being dealt out at random.
+    Row i is seen at a time from the i-th of N equal parts of [0, 1], the parts being dealt out at random. Each row is
+    seen once, which is cheap enough for every so many steps of training; `loss_profile` and `variational_bound` look
+    closer.
     """
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(x0.shape, generator=generator).to(x0)
@@ -43,13 +48,73 @@ def held_out_loss(
     plain = Objective(objective.process, objective.prediction, constant())
     losses = []
     for rows in torch.split(torch.arange(len(x0), device=x0.device), batch_size):
-        cond = {} if labels is None else {"class_labels": labels[rows]}
-        losses.append(plain(model, x0[rows], t[rows], noise=noise[rows], **cond).double())
+        losses.append(plain(model, x0[rows], t[rows], noise=noise[rows], **cond_of(labels, rows)).double())
     loss = torch.cat(losses)
     bound = loss * plain.reweighting(vlb(objective.process))(t)
     return HeldOut(*mean_and_error(loss), *mean_and_error(bound), num_evaluations=len(x0))
 
 
-def mean_and_error(values: Tensor) -> tuple[float, float]:
-    """Return the mean of values (N,) and its standard error, as if the values were independent."""
-    return float(values.mean()), float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Mean losses over the rows, each seen once at a time in [start, end)."""
+
+    start: float
+    end: float
+    log_snr: float  # in the middle of the bin
+    loss: Estimate  # squared error of what is predicted
+    epsilon_mse: Estimate  # the same as an error of the noise
+
+
+@dataclass(frozen=True, slots=True)
+class LossProfile:
+    """Losses by time, and their means over uniform t; errors are those of means over rows."""
+
+    bins: list[Bin]  # in the order of t
+    loss: Estimate
+    epsilon_mse: Estimate
+    per_image: Tensor  # (N, num_bins), the loss: subtract those of two models to compare them
+    num_evaluations: int
+
+
+@torch.no_grad()
+def loss_profile(
+    model: Callable[..., Any],
+    objective: Objective,
+    x0: Tensor,  # (N, ...)
+    *,
+    labels: Tensor | None = None,  # (N,)
+    num_bins: int = 20,
+    seed: int = 0,
+    batch_size: int = 256,
+) -> LossProfile:
+    """Return the unweighted loss of a model on x0 in equal bins of t; equal arguments share noise and times."""
+    count("num_bins", num_bins)
+    plain = Objective(objective.process, objective.prediction, constant())
+    losses = torch.empty(len(x0), num_bins, dtype=torch.float64, device=x0.device)
+    factors = torch.empty_like(losses)  # from the loss to the error of the noise
+    for number, draw in enumerate(paired_draws(x0, num_bins, seed)):
+        t = draw.u.to(torch.float32).clamp(1e-6, 1 - 1e-6)
+        log_snr = objective.process.log_snr(draw.u).clamp(-LOG_SNR_LIMIT, LOG_SNR_LIMIT)
+        factors[:, number] = (log_snr + objective.prediction.log_x0_error(log_snr)).exp()
+        for rows in torch.split(torch.arange(len(x0), device=x0.device), batch_size):
+            noise, cond = draw.noise[rows], cond_of(labels, rows)
+            losses[rows, number] = plain(model, x0[rows], t[rows], noise=noise, **cond).double()
+    errors = losses * factors
+    return LossProfile(
+        [_bin(objective, losses[:, number], errors[:, number], number, num_bins) for number in range(num_bins)],
+        Estimate(*mean_and_error(losses.mean(1))),
+        Estimate(*mean_and_error(errors.mean(1))),
+        per_image=losses,
+        num_evaluations=losses.numel(),
+    )
+
+
+def _bin(objective: Objective, losses: Tensor, errors: Tensor, number: int, num_bins: int) -> Bin:
+    middle = torch.tensor([(number + 0.5) / num_bins], dtype=torch.float64)
+    return Bin(
+        number / num_bins,
+        (number + 1) / num_bins,
+        float(objective.process.log_snr(middle)),
+        Estimate(*mean_and_error(losses)),
+        Estimate(*mean_and_error(errors)),
+    )

@@ -85,6 +85,7 @@ def adaptive(
     reward: str = "vlb",  # or "loss", the objective that is trained
     hidden: int = 128,
     depth: int = 2,
+    num_steps: int | None = None,  # as many as the process has, or 1000
     **options: Any,
 ) -> Adaptive:
     """Return the paper's sampler; its policy sees x0 unless it is a pair, and is paid by the bound or by the loss."""
@@ -92,8 +93,8 @@ def adaptive(
     choice("sampler.reward", reward, ("vlb", "loss"))
     made = BetaPair() if policy == "pair" else BetaPolicy.for_input(shape, hidden, depth, seed=seed)
     reward_weight = objective.reweighting(vlb(process)) if reward == "vlb" else None
-    options.setdefault("num_steps", getattr(process, "num_steps", 1000))
-    return Adaptive(made, reward_weight, model=model, seed=seed, **options)
+    steps = int(num_steps or getattr(process, "num_steps", 1000))
+    return Adaptive(made, reward_weight, num_steps=steps, model=model, seed=seed, **options)
 
 
 def infonoise(process: Process, objective: Objective, seed: int, **options: Any) -> InfoNoise:
@@ -147,6 +148,15 @@ DATASETS: dict[str, Maker] = {
 }
 
 
+TABLES: dict[str, dict[str, Maker]] = {
+    "data": DATASETS,
+    "network": NETWORKS,
+    "process": PROCESSES,
+    "weighting": WEIGHTINGS,
+    "sampler": SAMPLERS,
+}
+
+
 def natural_prediction(process: Process) -> str:
     """Return the name of what networks usually predict under this process."""
     return {DiscreteProcess: "epsilon", FlowProcess: "velocity", EDMProcess: "edm"}[type(process)]
@@ -171,6 +181,7 @@ class Argument:
 
     hint: Any
     required: bool
+    default: Any = None
 
 
 def make(kind: str, table: Mapping[str, Maker], component: Component, **given: Any) -> Any:
@@ -199,6 +210,14 @@ def checked_options(kind: str, table: Mapping[str, Maker], component: Component)
     return options
 
 
+def with_defaults(table: Mapping[str, Maker], component: Component) -> Component:
+    """Return the component with the options that were left out, as they are today: a later default changes no run."""
+    defaults = {name: option.default for name, option in options_of(table[component.name]).items()}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
+    known = {name: value for name, value in plain.items() if isinstance(value, bool | int | float | str | list)}
+    return Component(component.name, {**known, **component.options})
+
+
 def options_of(maker: Maker) -> dict[str, Argument]:
     """Return the arguments of a maker that are the user's to choose."""
     calls = [maker.on, maker.make] if isinstance(maker, Passing) else [maker]
@@ -212,7 +231,8 @@ def arguments_of(call: Callable[..., Any]) -> dict[str, Argument]:
     arguments: dict[str, Argument] = {}
     for name, parameter in inspect.signature(call).parameters.items():
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
-            arguments[name] = Argument(hints.get(name, Any), parameter.default is parameter.empty)
+            required = parameter.default is parameter.empty
+            arguments[name] = Argument(hints.get(name, Any), required, None if required else parameter.default)
             continue
         for unpacked in get_args(hints.get(name)):
             arguments |= {key: Argument(hint, required=False) for key, hint in get_type_hints(unpacked).items()}

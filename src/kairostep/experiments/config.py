@@ -82,6 +82,8 @@ class Config:
             count(name, getattr(self, name))
         for name in ("warmup_steps", "workers", "seed", "held_out_images", "sample_every"):
             count(name, getattr(self, name), at_least=0)
+        if self.seed >= 2**63:
+            raise ValueError(f"seed must be below 2**63, got {self.seed}: pass for instance --seed=0")
         positive("learning_rate", self.learning_rate)
         nonnegative("weight_decay", self.weight_decay)
         for beta in self.betas:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +15,14 @@ from kairostep.experiments.components import (
     NETWORKS,
     PROCESSES,
     SAMPLERS,
+    TABLES,
     WEIGHTINGS,
     checked_options,
     make,
     make_prediction,
     natural_prediction,
+    options_of,
+    with_defaults,
 )
 from kairostep.experiments.config import Config
 from kairostep.timesteps import TimestepSampler
@@ -49,17 +53,15 @@ class Experiment:
 
 def build(config: Config, device: torch.device) -> Experiment:
     """Return the experiment that the config describes; weights depend on its seed. `device` encodes latents."""
-    for kind, table in (("data", DATASETS), ("network", NETWORKS), ("sampler", SAMPLERS)):
+    for kind, table in TABLES.items():
         checked_options(kind, table, getattr(config, kind))  # a wrong name is told before data is read
-    process: Process = make("process", PROCESSES, config.process)
+    parts: dict[str, Any] = {kind: with_defaults(table, getattr(config, kind)) for kind, table in TABLES.items()}
+    config = replace(config, **parts)
+    config, objective = make_objective(config)
+    process = objective.process
     check(config, process, device)
-    name = config.prediction or natural_prediction(process)
-    config = replace(config, prediction=name)
-    prediction = make_prediction(name, process)
-    weighting = make("weighting", WEIGHTINGS, config.weighting, process=process)
-    objective = Objective(process, prediction, weighting)
     dataset, held_out = load_data(config, device)
-    model = make_network(config, dataset)
+    model = make_network(config, dataset.shape, dataset.num_classes)
     sampler = make(
         "sampler",
         SAMPLERS,
@@ -71,7 +73,15 @@ def build(config: Config, device: torch.device) -> Experiment:
         shape=dataset.shape,
         seed=config.seed,
     )
-    return Experiment(config, dataset, held_out, process, prediction, objective, model, sampler)
+    return Experiment(config, dataset, held_out, process, objective.prediction, objective, model, sampler)
+
+
+def make_objective(config: Config) -> tuple[Config, Objective]:
+    """Return the config with what is predicted filled in, and the loss that it describes."""
+    process: Process = make("process", PROCESSES, config.process)
+    name = config.prediction or natural_prediction(process)
+    weighting = make("weighting", WEIGHTINGS, config.weighting, process=process)
+    return replace(config, prediction=name), Objective(process, make_prediction(name, process), weighting)
 
 
 def check(config: Config, process: Process, device: torch.device) -> None:
@@ -102,23 +112,30 @@ def load_data(config: Config, device: torch.device) -> tuple[Dataset, Dataset | 
 
 
 def _load_split(config: Config, split: str, device: torch.device) -> Dataset:
-    dataset: Dataset = make("data", DATASETS, config.data, split=split)
+    data = config.data
+    if split == "test" and "flip" in options_of(DATASETS[data.name]):
+        data = replace(data, options={**data.options, "flip": False})  # mirrored twins are no further evidence
+    dataset: Dataset = make("data", DATASETS, data, split=split)
     if config.autoencoder is None:
         return dataset
     cache = Path(config.cache).expanduser()
     return encode_latents(dataset, config.autoencoder, cache, device, num_workers=config.workers)
 
 
-def make_network(config: Config, dataset: Dataset) -> nn.Module:
-    """Return the network for samples of this set, its weights a function of the seed."""
-    channels, height, width = dataset.shape
+def make_network(config: Config, shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Return the network for samples (C, H, W) of data with so many classes, its weights a function of the seed."""
+    channels, height, width = shape
     if height != width:
         raise ValueError(f"samples must be square, got {height} x {width}: crop them first")
-    num_classes = dataset.num_classes if config.label_dropout is not None else None
     generator_state = torch.get_rng_state()
     torch.manual_seed(config.seed)
     model: nn.Module = make(
-        "network", NETWORKS, config.network, sample_size=height, in_channels=channels, num_classes=num_classes
+        "network",
+        NETWORKS,
+        config.network,
+        sample_size=height,
+        in_channels=channels,
+        num_classes=num_classes if config.label_dropout is not None else None,
     )
     torch.set_rng_state(generator_state)
     return model

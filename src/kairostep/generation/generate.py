@@ -1,17 +1,17 @@
-"""Noise to samples, deterministically, in few steps."""
+"""Noise to samples."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from diffusers.schedulers.scheduling_ddim import DDIMScheduler
 from torch import Tensor
 
-from kairostep.diffusion import DiscreteProcess, FlowProcess, Prediction
+from kairostep.diffusion import Prediction
 from kairostep.diffusion.process import Process
-from kairostep.generation.schedulers import native_prediction, scheduler_for
+from kairostep.generation.solvers import Plan, plan_for
 
-MIN_ALPHA = 1e-5  # a flow starts at alpha = 0, where noise says nothing about x0 and would divide by it
+StepNoise = Callable[[int], Tensor]
+"""`step_noise(k)`: the noise (B, ...) that ancestral step k = 1, 2, ... adds."""
 
 
 @torch.no_grad()
@@ -21,53 +21,68 @@ def generate(
     prediction: Prediction,
     noise: Tensor,  # (B, ...) standard normal
     *,
-    steps: int = 50,
+    solver: str = "ddim",  # Euler's method for flows and EDM; or "ddpm", or "heun"
+    steps: int | None = None,  # 200 for ddim, 1000 for ddpm, 50 for heun
     clip: bool = True,  # keep x0 of pixels in [-1, 1] on the way; not where a flow or EDM is native
     labels: Tensor | None = None,  # (B,)
+    guidance: float = 1.0,  # 1 is none; above 1, samples are more typical of their class
+    null_label: int | None = None,  # of guidance: the class that stands for none
+    step_noise: StepNoise | None = None,  # of ddpm, torch.randn_like unless given
 ) -> Tensor:
-    """Return samples (B, ...) by DDIM, Euler's method for flows, or Euler's method for EDM."""
-    native = native_prediction(process, prediction)
-    scheduler: Any = scheduler_for(process, native, clip=clip)
-    if isinstance(process, DiscreteProcess):
-        scheduler = DDIMScheduler.from_config(scheduler.config, timestep_spacing="trailing")
-    scheduler.set_timesteps(steps, device=noise.device)
-    cond = {} if labels is None else {"class_labels": labels}
-    x = noise * getattr(scheduler, "init_noise_sigma", 1.0)
-    for time in scheduler.timesteps:
-        seen = scheduler.scale_model_input(x, time) if hasattr(scheduler, "scale_model_input") else x
-        returned = model(seen, told(process, time).expand(len(x)), **cond)
-        output = getattr(returned, "sample", returned).float()
-        if native != prediction:
-            output = convert(output, x, process, prediction, native, time, clip=clip)
-        x = scheduler.step(output, time, x).prev_sample
+    """Return samples (B, ...); on a GPU nothing in the loop waits for the device."""
+    plan = plan_for(process, prediction, solver, steps, clip=clip)
+    network = with_guidance(model, labels, guidance, null_label)
+    x = noise * plan.start
+    times = plan.times.to(noise.device)
+    for k, (key, alpha, sigma) in enumerate(zip(plan.keys, plan.alpha, plan.sigma, strict=True)):
+        seen = x if plan.to_input is None else x * plan.to_input[k]
+        output = network(seen, times[k]).to(x.dtype)
+        if plan.native != prediction:
+            xt = x if plan.to_xt is None else x * plan.to_xt[k]
+            output = convert(output, xt, prediction, plan.native, alpha, sigma, clip=plan.clips)
+        x = plan.scheduler.step(output, key, x, **added_noise(plan, k, x, step_noise)).prev_sample
     return x
 
 
-def told(process: Process, time: Tensor) -> Tensor:
-    """Return what the network is told at a scheduler's time, which for flows counts to 1000."""
-    return time / 1000 * process.time_scale if isinstance(process, FlowProcess) else time
+def with_guidance(
+    model: Callable[..., Any], labels: Tensor | None, guidance: float, null_label: int | None
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the function (x, time ()) -> output in float32: null + guidance (conditional - null), in one batch."""
+    if guidance == 1:
+        cond = {} if labels is None else {"class_labels": labels}
+        return lambda x, time: _tensor(model(x, time.expand(len(x)), **cond))
+    if labels is None or null_label is None:
+        raise ValueError(
+            f"guidance needs a model with classes, labels and the null class, got guidance {guidance} without: "
+            "pass guidance=1.0, or a model that was trained with --label_dropout"
+        )
+    both = torch.cat([labels, torch.full_like(labels, null_label)])  # (2B,)
+
+    def guided(x: Tensor, time: Tensor) -> Tensor:
+        returned = model(torch.cat([x, x]), time.expand(2 * len(x)), class_labels=both)
+        conditional, null = _tensor(returned).chunk(2)
+        return null + guidance * (conditional - null)
+
+    return guided
+
+
+def _tensor(returned: Any) -> Tensor:
+    output: Tensor = returned[0] if isinstance(returned, tuple) else getattr(returned, "sample", returned)
+    return output.float() if output.dtype.itemsize < 4 else output  # half precision is for the network alone
 
 
 def convert(
-    output: Tensor,
-    xt: Tensor,
-    process: Process,
-    prediction: Prediction,
-    native: Prediction,
-    time: Tensor,
-    *,
-    clip: bool,
+    output: Tensor, xt: Tensor, prediction: Prediction, native: Prediction, alpha: Tensor, sigma: Tensor, *, clip: bool
 ) -> Tensor:
     """Return the network's output as the scheduler wants it, by way of x0."""
-    t = t_of(process, time).to(xt.dtype)
-    alpha, sigma = process.alpha(t[None]).clamp(min=MIN_ALPHA), process.sigma(t[None])
     x0 = prediction.to_x0(output, xt, alpha, sigma)
     x0 = x0.clamp(-1, 1) if clip else x0
     return native.target(x0, (xt - alpha * x0) / sigma, alpha, sigma)
 
 
-def t_of(process: Process, time: Tensor) -> Tensor:
-    """Return t in [0, 1] for a scheduler's time: a step, t * 1000, or log(sigma) / 4."""
-    if isinstance(process, DiscreteProcess):
-        return (time + 0.5) / process.num_steps
-    return time / 1000 if isinstance(process, FlowProcess) else process.t_at(-8 * time)
+def added_noise(plan: Plan, k: int, x: Tensor, step_noise: StepNoise | None) -> dict[str, Any]:
+    """Return what makes a step of DDIM one of DDPM, nothing for other solvers and in the last step."""
+    if plan.noise_scale is None or k == len(plan.keys) - 1:
+        return {}
+    noise = torch.randn_like(x) if step_noise is None else step_noise(k + 1)
+    return {"eta": 1.0, "use_clipped_model_output": True, "variance_noise": plan.noise_scale[k] * noise}

@@ -11,12 +11,16 @@ from torch.nn import functional as F
 MIN_WIDTH = 256  # small images are enlarged until a grid is about as wide
 
 
+def to_bytes(images: Tensor) -> Tensor:
+    """Return images in [-1, 1] as uint8; what is not a number becomes 0."""
+    return ((images.float() + 1) * 127.5).round().clamp(0, 255).nan_to_num(0).to(torch.uint8)
+
+
 def save_grid(images: Tensor, path: Path, *, margin: int = 1) -> None:
     """Write images (N, C, H, W) in [-1, 1], of one or three channels, as one PNG, in rows of about as many."""
     num, channels, height, width = images.shape
     columns = math.ceil(math.sqrt(num))
-    pixels = ((images.detach().float().cpu() + 1) * 127.5).round().clamp(0, 255).nan_to_num(0).to(torch.uint8)
-    pixels = F.pad(pixels, (0, margin, 0, margin), value=255)
+    pixels = F.pad(to_bytes(images.detach()).cpu(), (0, margin, 0, margin), value=255)
     blank = pixels.new_full((columns * math.ceil(num / columns) - num, *pixels.shape[1:]), 255)
     cells = torch.cat([pixels, blank]).view(-1, columns, channels, height + margin, width + margin)
     grid = cells.permute(0, 3, 1, 4, 2).reshape(-1, columns * (width + margin), channels)  # H, W, C

@@ -106,6 +106,11 @@ def read_facts(path: Path) -> dict[str, Any]:
     return facts
 
 
+def read_digest(path: Path) -> str:
+    """Return the SHA-256 that a checkpoint was written with."""
+    return _header(path)["sha256"]
+
+
 def _header(path: Path) -> dict[str, str]:
     try:
         with safe_open(path, framework="pt") as file:

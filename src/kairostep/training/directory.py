@@ -1,7 +1,6 @@
 """The run directory: an interface to people, reports and later runs."""
 
 import importlib.metadata
-import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,11 @@ import yaml
 
 import kairostep
 from kairostep.experiments.config import Config, differences, load, to_dict
+
+try:
+    import fcntl
+except ImportError:  # on Windows, where nothing keeps two runs apart
+    fcntl = None  # type: ignore[assignment]
 
 PACKAGES = ("torch", "diffusers", "accelerate", "safetensors", "numpy")
 
@@ -43,27 +47,44 @@ def write_config(directory: Path, config: Config, device: torch.device, world_si
     temporary.replace(directory / "config.yaml")
 
 
+class DirectoryLock:
+    """Makes the directory, and keeps other processes from training in it until released or until this one ends."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path, self.file = directory / ".lock", None
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self.file = self.path.open("a")
+        except OSError as error:
+            raise ValueError(f"output must be a folder that can be written, got {directory}: {error}") from error
+        if fcntl is None:
+            return
+        try:
+            # Not flock, which forked workers would inherit and hold for seconds after this process was killed
+            fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            self.file.close()
+            raise ValueError(
+                f"a run directory must be written by one run at a time, got {directory}, in which another is training: "
+                "wait for it, stop it, or pass another --output"
+            ) from error
+
+    def release(self) -> None:
+        """Let others train there."""
+        if self.file is not None:
+            self.path.unlink(missing_ok=True)
+            self.file.close()
+            self.file = None
+
+
 @contextmanager
 def alone_in(directory: Path) -> Iterator[None]:
-    """Hold a lock on a directory, which ends with the process at the latest; ValueError if another process has it."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield
-        return
-    descriptor = os.open(directory, os.O_RDONLY)  # of the directory itself: no file is left behind
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise ValueError(
-            f"a run directory must be written by one run at a time, got {directory}, in which another is training: "
-            "wait for it, stop it, or pass another --output"
-        ) from error
+    """Hold the lock of a directory for a block."""
+    lock = DirectoryLock(directory)
     try:
         yield
     finally:
-        os.close(descriptor)
+        lock.release()
 
 
 def provenance(device: torch.device, world_size: int) -> Mapping[str, Any]:

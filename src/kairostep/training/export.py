@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 from diffusers.models.unets.unet_2d import UNet2DModel
 from diffusers.pipelines.ddpm.pipeline_ddpm import DDPMPipeline
 from torch import nn
@@ -41,7 +42,7 @@ def parts_of(experiment: Experiment, model: nn.Module) -> dict[str, Any]:
     if native == experiment.prediction:
         parts["scheduler"] = scheduler_for(experiment.process, native, clip=experiment.config.autoencoder is None)
     if isinstance(experiment.dataset, LatentSet):
-        parts["autoencoder"] = experiment.dataset.autoencoder
+        parts["autoencoder"] = experiment.dataset.autoencoder.load(torch.device("cpu"))
     return parts
 
 

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import time
 from types import FrameType
 from typing import NoReturn, Self
 
@@ -9,7 +10,7 @@ import torch
 
 from kairostep.timesteps.distributed import sum_over_ranks, world_size
 
-AGREE_EVERY = 10  # steps between agreements of several processes on whether to stop
+SECONDS_BETWEEN = 2.0  # agreements of several processes on whether to stop, each of which waits for the device
 
 
 class Interruption:
@@ -19,6 +20,7 @@ class Interruption:
         self.device = device
         self.signal: signal.Signals | None = None
         self.before: dict[signal.Signals, object] = {}
+        self.next_agreement, self.last = 0, (0, time.monotonic())
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -37,9 +39,16 @@ class Interruption:
         """Whether any process was signalled; all of them give the same answer at the same step."""
         if world_size() == 1:
             return self.signal is not None
-        if step % AGREE_EVERY:
+        if step < self.next_agreement:
             return False
-        return bool(sum_over_ranks(torch.tensor(float(self.signal is not None), device=self.device)))
+        now = time.monotonic()
+        seconds = (now - self.last[1]) / max(1, step - self.last[0])
+        signalled, total = sum_over_ranks(
+            torch.tensor([float(self.signal is not None), seconds], device=self.device)
+        ).tolist()
+        self.last = step, now
+        self.next_agreement = step + max(1, min(100, int(SECONDS_BETWEEN * world_size() / max(total, 1e-6))))
+        return bool(signalled > 0)
 
     def leave(self, message: str, *, speak: bool) -> NoReturn:
         """End the process with the exit code of its signal."""

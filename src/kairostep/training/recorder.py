@@ -37,7 +37,7 @@ class Recorder:
 
         `loss` is what was minimised; `loss_quartiles` are plain losses by quartile of t, None where nothing was drawn.
         """
-        t, losses, weight = torch.cat(list(self._gather().double().cpu()), dim=1)  # (3, N)
+        t, losses, weight = torch.cat(list(self._gather().cpu().double()), dim=1)  # (3, N)
         self.pending = []
         quartile = (t * NUM_QUARTILES).long().clamp(max=NUM_QUARTILES - 1)
         means = [losses[quartile == q].mean() for q in range(NUM_QUARTILES)]  # the mean of nothing is NaN

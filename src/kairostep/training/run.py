@@ -5,21 +5,18 @@ import logging
 import math
 import shlex
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
 from tqdm import tqdm
 
-from kairostep.evaluation import held_out_loss
 from kairostep.experiments import Config, build
-from kairostep.generation import generate, save_grid
 from kairostep.training.checkpoint import CheckpointError, Checkpoints, read
-from kairostep.training.directory import alone_in, check, write_config
+from kairostep.training.directory import DirectoryLock, check, write_config
+from kairostep.training.examiner import Examiner
 from kairostep.training.export import export
 from kairostep.training.interruption import Interruption
 from kairostep.training.recorder import Recorder
@@ -27,9 +24,6 @@ from kairostep.training.setup import make_accelerator, make_batches, make_traine
 from kairostep.training.stopwatch import Stopwatch
 
 log = logging.getLogger("kairostep")
-
-NUM_GRID_IMAGES = 64
-SAMPLE_SEED = 1  # of the noise of grids and of the held-out loss, the same in all runs so that they pair
 
 
 class RunError(RuntimeError):
@@ -50,17 +44,20 @@ class Run:
         with self.accelerator.main_process_first():  # the first encodes latents, the others find them in the cache
             self.experiment = build(config, self.accelerator.device)
         self.config = self.experiment.config
+        self.data = self.experiment.dataset.fingerprint()
         check(self.directory, self.config)
         self.trainer = make_trainer(self.experiment, self.accelerator)
         self.batches = make_batches(self.experiment, self.accelerator)
         self.recorder = Recorder(self.directory, self.accelerator.log if config.trackers else None)
         self.checkpoints = Checkpoints(self.directory / "checkpoints", config.keep_checkpoints)
         self.clock = Stopwatch(self.accelerator.device)
-        self.held_out = self._held_out_batch()
-        self._resume()
-        self.accelerator.wait_for_everyone()  # all have checked what is there before it is written anew
-        if self.accelerator.is_main_process:
-            write_config(self.directory, self.config, self.accelerator.device, self.accelerator.num_processes)
+        self.examiner = Examiner(self.experiment, self.trainer.ema.model, self.accelerator)
+        self.lock = DirectoryLock(self.directory) if self.accelerator.is_main_process else None
+        try:
+            self._resume()
+        except BaseException:
+            self._release()
+            raise
 
     @property
     def finished(self) -> bool:
@@ -83,14 +80,23 @@ class Run:
 
     def train(self) -> None:
         """Train to the last step; SIGINT and SIGTERM save a checkpoint first and end in `SystemExit`."""
-        start = self.trainer.step_number
+        start, trackers = self.trainer.step_number, self.config.trackers
+        try:
+            if trackers:
+                self.accelerator.init_trackers("kairostep")
+            self._take_steps(start)
+            if start < self.config.steps or not ((self.directory / "model").exists() and self._grid_path.exists()):
+                self._finish()
+            if trackers:
+                self.accelerator.end_training()
+        finally:
+            self._release()
+
+    def _take_steps(self, start: int) -> None:
         config, on_main = self.config, self.accelerator.is_main_process
-        if config.trackers:
-            self.accelerator.init_trackers("kairostep")
         bar = tqdm(total=config.steps, initial=start, unit="step", disable=None if on_main else True, leave=False)
         with (
             Interruption(self.accelerator.device) as interruption,
-            alone_in(self.directory) if on_main else nullcontext(),
             closing(self.batches.from_step(start * config.accumulate)) as batches,
             bar,
         ):
@@ -113,8 +119,10 @@ class Run:
                 if stop and not self.finished:
                     stopped = f"stopped at step {self.trainer.step_number} of {config.steps}, saved; {self.go_on}"
                     interruption.leave(stopped, speak=on_main)
-        if start < config.steps or not ((self.directory / "model").exists() and self._grid_path.exists()):
-            self._finish()
+
+    def _release(self) -> None:
+        if self.lock is not None:
+            self.lock.release()
 
     @property
     def go_on(self) -> str:
@@ -137,9 +145,12 @@ class Run:
             bar.set_postfix_str(f"loss {line['loss']:.4f}, {line['images'] / line['seconds']:.0f} images/s")
         if self._due(config.density_every):
             line["density"] = self.trainer.sampler.density().tolist()
-        if self.held_out is not None and (self._due(config.evaluate_every) or self._due(config.checkpoint_every)):
-            line["held_out"] = self._evaluate()
-            if bar.disable and self.accelerator.is_main_process:
+        on_main = self.accelerator.is_main_process
+        evaluates = self._due(config.evaluate_every) or self._due(config.checkpoint_every)
+        if evaluates and on_main and self.examiner.held_out is not None:
+            with self.clock.paused():
+                line["held_out"] = self.examiner.evaluate()
+            if bar.disable:
                 print(f"step {step}/{config.steps}: held-out loss {line['held_out']['loss']:.5f}", flush=True)
         return line
 
@@ -165,44 +176,10 @@ class Run:
             f"--warmup_steps; the last good checkpoint is {self._last_checkpoint()}"
         )
 
-    def _held_out_batch(self) -> tuple[Tensor, Tensor | None] | None:
-        dataset, num = self.experiment.held_out, self.config.held_out_images
-        if dataset is None or not num or not self.accelerator.is_main_process:
-            return None
-        samples, labels = zip(*(dataset.read(row) for row in range(min(num, len(dataset)))), strict=True)
-        x0 = dataset.to_x0(torch.stack(samples).to(self.accelerator.device), None)
-        return x0, torch.tensor(labels, device=x0.device) if self.experiment.num_classes else None
-
-    def _evaluate(self) -> dict[str, float]:
-        assert self.held_out is not None
-        x0, labels = self.held_out
-        model, objective = self.trainer.ema.model, self.experiment.objective
-        with self.clock.paused(), self.accelerator.autocast():
-            result = held_out_loss(model, objective, x0, labels=labels, seed=SAMPLE_SEED)
-        return asdict(result)
-
     def _save_samples(self) -> None:
-        """Write a grid of samples by the averaged weights, from the same noise at every step and in every run."""
-        if not self.accelerator.is_main_process:
-            return
-        experiment, device = self.experiment, self.accelerator.device
-        generator = torch.Generator().manual_seed(SAMPLE_SEED)
-        noise = torch.randn(NUM_GRID_IMAGES, *experiment.dataset.shape, generator=generator).to(device)
-        labels = (
-            torch.arange(NUM_GRID_IMAGES, device=device) % experiment.num_classes if experiment.num_classes else None
-        )
-        with self.clock.paused(), self.accelerator.autocast():
-            samples = generate(
-                self.trainer.ema.model,
-                experiment.process,
-                experiment.prediction,
-                noise,
-                steps=self.config.sample_steps,
-                clip=self.config.autoencoder is None,
-                labels=labels,
-            )
-            with self._writing():
-                save_grid(experiment.to_pixels(samples), self._grid_path)
+        if self.accelerator.is_main_process:
+            with self.clock.paused(), self._writing():
+                self.examiner.save_samples(self._grid_path)
 
     @property
     def _grid_path(self) -> Path:
@@ -220,6 +197,8 @@ class Run:
                 "recorder": self.recorder.state_dict(),
                 "seconds": self.clock.seconds(),
                 "processes": self.accelerator.num_processes,
+                "data": self.data,
+                "sample": {"shape": list(self.experiment.dataset.shape), "num_classes": self.experiment.num_classes},
             }
             if self.accelerator.is_main_process:
                 facts = {"step": self.trainer.step_number, "held_out": held_out and held_out["loss"]}
@@ -234,10 +213,18 @@ class Run:
                     f"the run in {self.directory} has {state['processes']} processes, each with random numbers of its "
                     f"own, got {self.accelerator.num_processes}: launch it with as many, or pass another --output"
                 )
+            if state["data"] != self.data:
+                raise ValueError(
+                    f"the data of the run in {self.directory} must stay as they were, but have changed: "
+                    "put them back, or pass another --output"
+                )
             self.trainer.load_state_dict(state["trainer"])
             self.recorder.load_state_dict(state["recorder"], self.accelerator.device)
             self.clock = Stopwatch(self.accelerator.device, state["seconds"])
-        self.recorder.resume(self.trainer.step_number)
+        self.accelerator.wait_for_everyone()  # all have checked what is there before it is written anew
+        if self.accelerator.is_main_process:
+            self.recorder.resume(self.trainer.step_number)
+            write_config(self.directory, self.config, self.accelerator.device, self.accelerator.num_processes)
 
     def _last_state(self) -> dict[str, Any] | None:
         """Return the newest state that can be read; damaged ones are named and passed over."""
@@ -278,5 +265,3 @@ class Run:
         self._save_samples()
         print(f"trained {self.trainer.step_number} steps in {self.clock.seconds():.0f} s: {self.directory}", flush=True)
         print(f"load the model with {code}", flush=True)
-        if self.config.trackers:
-            self.accelerator.end_training()

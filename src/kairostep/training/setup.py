@@ -2,22 +2,25 @@
 
 import os
 import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import LoggerType
+from accelerate.utils import InitProcessGroupKwargs, LoggerType
 
 from kairostep.data import Batches
 from kairostep.experiments import Config, Experiment
 from kairostep.training.trainer import Trainer, warmed_up
+
+WAIT_FOR_LATENTS = timedelta(hours=24)  # while the first process encodes, the others wait
 
 
 def make_accelerator(config: Config) -> Accelerator:
     """Return an accelerator for the precision, trackers and determinism of the config."""
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
-        torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(config.deterministic)
     torch.backends.cudnn.benchmark = not config.deterministic
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Tried adding logger|.*no supported trackers")  # refused below
@@ -26,6 +29,7 @@ def make_accelerator(config: Config) -> Accelerator:
             mixed_precision="no" if config.precision == "fp32" else config.precision,
             log_with=list(config.trackers) or None,
             project_dir=Path(config.output or ".") / "trackers",
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=WAIT_FOR_LATENTS)] if config.autoencoder else None,
         )
     check_trackers(config.trackers, accelerator)
     return accelerator
@@ -69,14 +73,19 @@ def make_trainer(experiment: Experiment, accelerator: Accelerator) -> Trainer:
 
 def make_batches(experiment: Experiment, accelerator: Accelerator) -> Batches:
     """Return the batches of an experiment, `accumulate` of which make an optimizer step."""
-    config = experiment.config
+    config, num_processes = experiment.config, accelerator.num_processes
+    if config.batch_size % (config.accumulate * num_processes):
+        raise ValueError(
+            f"batch_size must be a multiple of accumulate times the processes, {config.accumulate} x {num_processes}, "
+            f"got {config.batch_size}: pass --batch_size={config.accumulate * num_processes} or a multiple of it"
+        )
     return Batches(
         experiment.dataset,
         config.batch_size // config.accumulate,
         seed=config.seed,
         device=accelerator.device,
         rank=accelerator.process_index,
-        world_size=accelerator.num_processes,
+        world_size=num_processes,
         label_dropout=config.label_dropout,
         num_workers=config.workers,
     )

@@ -19,7 +19,7 @@ from kairostep.training.ema import EMA
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step saw: the draws and the losses of its last batch, before their weights."""
+    """What a step saw: the draws and the losses of all its batches, before their weights."""
 
     drawn: Timesteps
     losses: Tensor  # (B,)
@@ -65,6 +65,7 @@ class Trainer:
     def step(self, batches: Sequence[Batch]) -> Step:
         """Take one optimizer step on the mean loss of these batches; the sampler observes the last of them."""
         seed_step(self.accelerator.device, self.seed, self.accelerator.process_index, self.step_number)
+        seen, all_losses = [], []
         for number, batch in enumerate(batches, start=1):
             x0 = batch.x0.contiguous(memory_format=self.memory_format) if batch.x0.ndim == 4 else batch.x0
             cond = {} if batch.labels is None else {"class_labels": batch.labels}
@@ -75,8 +76,10 @@ class Trainer:
                 return self.objective(model, x0[rows], t, **{name: value[rows] for name, value in cond.items()})
 
             drawn = self.sampler.sample(x0)
+            seen.append(drawn)
             with nullcontext() if number == len(batches) else self.accelerator.no_sync(self.model):
                 losses = loss_at(slice(None), drawn.t, self.model)
+                all_losses.append(losses.detach())
                 loss = (losses * drawn.weight).mean()
                 self.scaler.scale(loss if len(batches) == 1 else loss / len(batches)).backward()
         if self.max_grad_norm is not None:
@@ -91,7 +94,7 @@ class Trainer:
         self.optimizer.zero_grad()
         self.ema.update()
         self.step_number += 1
-        return Step(drawn, losses.detach())
+        return together(seen, all_losses)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that decides the steps to come; random numbers are a function of seed and step number."""
@@ -120,6 +123,14 @@ class Trainer:
             for name, value in moments.items():
                 if torch.is_tensor(value) and value.shape == parameter.shape:
                     moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def together(seen: Sequence[Timesteps], losses: Sequence[Tensor]) -> Step:
+    """Return what a step saw in one or several batches."""
+    if len(seen) == 1:
+        return Step(seen[0], losses[0])
+    t, weight = (torch.cat(parts) for parts in zip(*((drawn.t, drawn.weight) for drawn in seen), strict=True))
+    return Step(Timesteps(t, weight), torch.cat(list(losses)))
 
 
 def seed_step(device: torch.device, seed: int, rank: int, step: int) -> None:

@@ -1,0 +1,114 @@
+"""The figures of a trained model: on held-out data, and of the images it generated."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kairostep.data import Dataset
+from kairostep.data.extras import require
+from kairostep.evaluation.bound import variational_bound
+from kairostep.evaluation.distances import fid, kernel_distance, precision_recall
+from kairostep.evaluation.estimate import Estimate
+from kairostep.evaluation.features import FeatureNetwork
+from kairostep.evaluation.images import ImageSource
+from kairostep.evaluation.likelihood import loss_profile
+from kairostep.evaluation.moments import FeatureStatistics, feature_statistics
+from kairostep.evaluation.results import Figure
+from kairostep.experiments.trained import Trained
+
+SEED = 1  # of the noise on held-out data and of KID's subsets: the same in all runs so that they pair
+LEVELS = 256
+
+
+@dataclass(frozen=True)
+class HeldOutData:
+    """The rows that held-out figures are taken on."""
+
+    x0: Tensor  # (N, ...)
+    labels: Tensor | None  # (N,)
+    levels: int | None  # of pixels; None for latents
+    digest: str  # of the whole set
+
+    @classmethod
+    def of(cls, dataset: Dataset, num: int, device: torch.device, *, classes: bool, pixels: bool) -> "HeldOutData":
+        """Return the first `num` rows of a set, all if there are fewer."""
+        samples, labels = zip(*(dataset.read(row) for row in range(min(num, len(dataset)))), strict=True)
+        x0 = dataset.to_x0(torch.stack(samples).to(device), None)
+        kept = torch.tensor(labels, device=device) if classes else None
+        return cls(x0, kept, LEVELS if pixels else None, dataset.fingerprint())
+
+
+def held_out_figures(trained: Trained, data: HeldOutData, *, batch_size: int = 256) -> list[Figure]:
+    """Return bound, losses, and losses by time, in float32."""
+    seen: dict[str, Any] = {"labels": data.labels, "seed": SEED, "batch_size": batch_size}
+    bound = variational_bound(trained.model, trained.objective, data.x0, levels=data.levels, **seen)
+    profile = loss_profile(trained.model, trained.objective, data.x0, **seen)
+    n = len(data.x0)
+    facts = {"on": "held-out data", "seeds": [SEED], "digests": {"data": data.digest}}
+    bits = {**facts, "levels": data.levels, "network_evaluations": bound.num_evaluations}
+    losses = {**facts, "network_evaluations": profile.num_evaluations}
+    figures = [
+        Figure("vlb_bits_per_dim", bound.total, n, bits),
+        Figure("vlb_prior", bound.prior, n, bits),
+        Figure("vlb_diffusion", bound.diffusion, n, bits),
+        Figure("vlb_reconstruction", bound.reconstruction, n, bits),
+        Figure("loss", profile.loss, n, losses),
+        Figure("epsilon_mse", profile.epsilon_mse, n, losses),
+    ]
+    for part in profile.bins:
+        place = {"t": [part.start, part.end], "log_snr": part.log_snr, "network_evaluations": n}
+        loss = {"loss": part.loss.value, "loss_standard_error": part.loss.error}
+        figures.append(Figure("epsilon_mse_at", part.epsilon_mse, n, {**facts, **place, **loss}))
+    return figures
+
+
+def image_figures(
+    generated: FeatureStatistics, reference: FeatureStatistics, facts: Mapping[str, Any] | None = None
+) -> list[Figure]:
+    """Return FID, KID, precision and recall of features."""
+    n, rows = generated.moments.count, (generated.sample.rows, reference.sample.rows)
+    shared = {**(facts or {}), "reference_n": reference.moments.count}
+    figures = [Figure("fid", fid(generated, reference), n, shared)]
+    num_rows = min(map(len, rows))
+    if num_rows > 1:
+        kid = kernel_distance(*rows, seed=SEED)
+        figures.append(Figure("kid", kid, num_rows, {**shared, "reference_n": num_rows}))
+    if num_rows > 3:
+        shares = precision_recall(*rows)
+        for name in ("precision", "recall"):
+            estimate = Estimate(getattr(shares, name), getattr(shares, f"{name}_error"))
+            figures.append(Figure(name, estimate, num_rows, {**shared, "reference_n": num_rows}))
+    return figures
+
+
+def source_statistics(
+    source: ImageSource, network: FeatureNetwork, num: int, *, device: torch.device, batch_size: int = 64
+) -> FeatureStatistics:
+    """Return the statistics of the first `num` images of a source."""
+    return feature_statistics(network, _with_bar(source.batches(num, batch_size), num), device=device)
+
+
+def generation_facts(source: ImageSource) -> dict[str, Any]:
+    """Return what a figure of generated images depends on, as far as `generation.json` beside them says it."""
+    made = source.generation()
+    known: dict[str, Any] = {"checkpoint": made.get("step"), "weights": made.get("weights")}
+    return {
+        "on": str(source.path),
+        "solver": made.get("solver"),
+        "steps": made.get("steps"),
+        "guidance": made.get("guidance"),
+        "seeds": [made["seed"]] if "seed" in made else None,
+        "network_evaluations": made.get("network_evaluations"),
+        **{key: value for key, value in known.items() if value is not None},
+    }
+
+
+def _with_bar(batches: Iterator[Tensor], num: int) -> Iterator[Tensor]:
+    bar = require("tqdm", "an evaluation").tqdm
+    with bar(total=num, desc="features of generated images", unit="image", disable=None, leave=False) as progress:
+        for images in batches:
+            yield images
+            progress.update(len(images))

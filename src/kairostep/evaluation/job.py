@@ -1,0 +1,142 @@
+"""An evaluation: what is checked before anything is computed, then the figures, each written when it is there."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import kairostep
+from kairostep.data import Dataset
+from kairostep.evaluation.features import FeatureNetwork, NoInception, load_features, load_inception
+from kairostep.evaluation.figures import (
+    HeldOutData,
+    generation_facts,
+    held_out_figures,
+    image_figures,
+    source_statistics,
+)
+from kairostep.evaluation.images import ImageSource, facts_beside, generated_in, open_images
+from kairostep.evaluation.reference import reference_statistics
+from kairostep.evaluation.results import Figure, append
+from kairostep.experiments.experiment import load_data
+from kairostep.experiments.trained import Trained
+from kairostep.timesteps.arguments import count
+
+NAME = "evaluations.jsonl"
+HELD_OUT_IMAGES = 1024  # where neither the command nor the run says
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRequest:
+    """What is measured, and how."""
+
+    images: Path | None = None  # npz file or folder; by default those of this checkpoint in RUN/generated
+    num: int = 50_000  # generated images of which FID is stated
+    inception: Path | None = None  # file; by default that of an installed package
+    inception_sha256: str | None = None  # of another network than the usual one
+    features: str | None = None  # module:function instead of Inception
+    held_out_images: int | None = None  # by default as many as in training
+    cache: Path | None = None  # of reference statistics; by default the run's
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without a model."""
+        count("num", self.num)
+        count("batch_size", self.batch_size)
+        if self.held_out_images is not None:
+            count("held_out_images", self.held_out_images, at_least=2)
+        if self.features and (self.inception or self.inception_sha256):
+            raise ValueError("features must come from one network, got --features and --inception: pass one of them")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation that can be done as it was asked for."""
+
+    trained: Trained
+    request: EvaluationRequest
+    device: torch.device
+    held_out: HeldOutData | None
+    sources: list[ImageSource]
+    network: FeatureNetwork | None
+    reference: Dataset | None  # images
+    notes: list[str]  # what is left out, and how to get it
+
+    def figures(self) -> Iterator[list[Figure]]:
+        """Yield the figures in groups, after they were appended to the run's evaluations.jsonl."""
+        if self.held_out is not None:
+            yield self._written(held_out_figures(self.trained, self.held_out, batch_size=self.request.batch_size))
+        if self.network is None or self.reference is None:
+            return
+        shared: dict[str, Any] = {"device": self.device, "batch_size": self.request.batch_size}
+        cache = self.request.cache or Path(self.trained.config.cache)
+        reference = reference_statistics(self.reference, self.network, cache=cache, **shared)
+        digests = {"data": self.reference.fingerprint(), "network": self.network.digest}
+        for source in self.sources:
+            generated = source_statistics(source, self.network, self.request.num, **shared)
+            facts = {**generation_facts(source), "features": self.network.name, "digests": digests}
+            yield self._written(image_figures(generated, reference, facts))
+
+    def _written(self, figures: list[Figure]) -> list[Figure]:
+        common = {
+            "checkpoint": self.trained.step,
+            "checkpoint_sha256": self.trained.digest,
+            "weights": self.trained.weights,
+            "solver": None,
+            "kairostep": kairostep.__version__,
+        }
+        append(run_directory(self.trained) / NAME, figures, common)
+        return figures
+
+
+def prepare(trained: Trained, request: EvaluationRequest, device: torch.device) -> Evaluation:
+    """Return an evaluation that was checked; ValueError for what cannot be done as it was asked for."""
+    config, notes = trained.config, list[str]()
+    paths = [request.images] if request.images is not None else _sets_of(trained)
+    if not paths:
+        run = run_directory(trained)
+        notes.append(f"no images of this checkpoint in {run / 'generated'}: kairostep generate {run}, or pass --images")
+    num = request.held_out_images or config.held_out_images or HELD_OUT_IMAGES
+    train, test = load_data(replace(config, held_out_images=num), device)
+    if test is None:
+        notes.append("the data has no held-out part: bound and losses are left out")
+    pixels = train
+    if paths and config.autoencoder is not None:
+        pixels, _ = load_data(replace(config, autoencoder=None, held_out_images=0, label_dropout=None), device)
+    sources = [open_images(path, pixels.shape[0]) for path in paths]
+    for source in sources:
+        source.check(request.num, pixels.shape)
+    network = _network(request, pixels.shape, device, notes) if sources else None
+    classes, latent = bool(trained.num_classes), config.autoencoder is not None
+    held_out = HeldOutData.of(test, num, device, classes=classes, pixels=not latent) if test else None
+    return Evaluation(trained, request, device, held_out, sources, network, pixels if network else None, notes)
+
+
+def run_directory(trained: Trained) -> Path:
+    """Return the directory of the run that a model is of."""
+    return trained.checkpoint.parents[1]
+
+
+def _network(
+    request: EvaluationRequest, shape: tuple[int, ...], device: torch.device, notes: list[str]
+) -> FeatureNetwork | None:
+    if request.features is not None:
+        return load_features(request.features, shape, device=device)
+    pin: Mapping[str, Any] = {} if request.inception_sha256 is None else {"sha256": request.inception_sha256}
+    try:
+        return load_inception(request.inception, device=device, **pin)
+    except NoInception as error:
+        notes.append(f"FID, KID, precision and recall are left out: {error}")
+        return None
+
+
+def _sets_of(trained: Trained) -> list[Path]:
+    """Return the images in RUN/generated that this checkpoint made, and those of which nothing is known."""
+    found = []
+    for path in generated_in(run_directory(trained)):
+        made = facts_beside(path)
+        if not made or (made.get("digest"), made.get("weights")) == (trained.digest, trained.weights):
+            found.append(path)
+    return found

@@ -1,0 +1,155 @@
+"""What is kept of a stream of features: their mean and covariance, and a bounded sample of them."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from kairostep.timesteps.arguments import count
+
+SAMPLE_SIZE = 10_000  # features kept for KID and precision/recall; 82 MB of 2048 dimensions
+
+
+class Moments:
+    """Count, mean and covariance of rows, in float64, whatever the order and size of the batches.
+
+    num_dims: D of the rows.
+    """
+
+    def __init__(self, num_dims: int, device: torch.device | str = "cpu") -> None:
+        count("num_dims", num_dims)
+        self.count = 0
+        self.mean = torch.zeros(num_dims, dtype=torch.float64, device=device)  # (D,)
+        self.scatter = torch.zeros(num_dims, num_dims, dtype=torch.float64, device=device)  # (D, D), about the mean
+
+    def add(self, rows: Tensor) -> None:
+        """Take in rows (N, D)."""
+        if len(rows):
+            rows = rows.to(self.mean)
+            mean = rows.mean(0)
+            centred = rows - mean
+            self._combine(len(rows), mean, centred.T @ centred)
+
+    def merge(self, other: "Moments") -> None:
+        """Take in all that another one has seen, for instance in another process."""
+        if other.count:
+            self._combine(other.count, other.mean.to(self.mean), other.scatter.to(self.mean))
+
+    @property
+    def covariance(self) -> Tensor:
+        """The unbiased covariance (D, D)."""
+        if self.count < 2:
+            raise ValueError(f"a covariance must have at least 2 rows, got {self.count}: add more")
+        return self.scatter / (self.count - 1)
+
+    def _combine(self, num: int, mean: Tensor, scatter: Tensor) -> None:
+        """Chan et al. 1983: nothing is subtracted that is large beside the result."""
+        total = self.count + num
+        apart = mean - self.mean
+        self.scatter += scatter + torch.outer(apart, apart) * (self.count * num / total)
+        self.mean += apart * (num / total)
+        self.count = total
+
+
+class RowSample:
+    """At most `size` rows of a stream, drawn evenly: those whose index has the smallest hashes.
+
+    The same rows stay whatever the order of the batches or the process that saw them.
+    """
+
+    def __init__(self, num_dims: int, size: int = SAMPLE_SIZE) -> None:
+        self.size = count("size", size)
+        self.hashes = torch.empty(0, dtype=torch.int64)  # (n,), ascending
+        self.rows = torch.empty(0, num_dims)  # (n, D) float32
+
+    def add(self, rows: Tensor, indices: Tensor) -> None:
+        """Take in rows (N, D) that have these indices (N,) in the whole stream."""
+        self._keep(hashed(indices.cpu()), rows)
+
+    def merge(self, other: "RowSample") -> None:
+        """Take in the rows of another sample, of other indices."""
+        self._keep(other.hashes, other.rows)
+
+    def _keep(self, hashes: Tensor, rows: Tensor) -> None:
+        if len(self.hashes) == self.size:  # most batches have few rows to offer
+            fit = hashes < self.hashes[-1]
+            hashes, rows = hashes[fit], rows[fit.to(rows.device)]
+        if len(hashes):
+            hashes, order = torch.cat([self.hashes, hashes]).sort()
+            self.hashes = hashes[: self.size]
+            self.rows = torch.cat([self.rows, rows.to("cpu", torch.float32)])[order[: self.size]]
+
+
+class FeatureStatistics:
+    """All that the distances need of a set of images; its size does not depend on the number of images."""
+
+    def __init__(self, num_dims: int, device: torch.device | str = "cpu", sample_size: int = SAMPLE_SIZE) -> None:
+        self.moments = Moments(num_dims, device)
+        self.sample = RowSample(num_dims, sample_size)
+
+    def add(self, features: Tensor, indices: Tensor | None = None) -> None:
+        """Take in features (N, D) of images with these indices (N,), by default the next ones."""
+        if not bool(features.isfinite().all()):
+            raise ValueError("features must be finite, got others: check the images and the feature network")
+        if indices is None:
+            indices = torch.arange(self.moments.count, self.moments.count + len(features))
+        self.moments.add(features)
+        self.sample.add(features, indices)
+
+    def merge(self, other: "FeatureStatistics") -> None:
+        """Take in all that another one has seen of other images."""
+        self.moments.merge(other.moments)
+        self.sample.merge(other.sample)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return all of it as tensors on the CPU."""
+        moments, sample = self.moments, self.sample
+        tensors = {"mean": moments.mean, "scatter": moments.scatter, "hashes": sample.hashes, "rows": sample.rows}
+        counts = {"count": torch.tensor(moments.count), "sample_size": torch.tensor(sample.size)}
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in (tensors | counts).items()}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Tensor]) -> "FeatureStatistics":
+        """Return what `state_dict` described, on the CPU."""
+        made = cls(len(state["mean"]), sample_size=int(state["sample_size"]))
+        made.moments.count = int(state["count"])
+        made.moments.mean, made.moments.scatter = state["mean"].clone(), state["scatter"].clone()
+        made.sample.hashes, made.sample.rows = state["hashes"].clone(), state["rows"].clone()
+        return made
+
+
+@torch.no_grad()
+def feature_statistics(
+    features: Callable[[Tensor], Tensor],  # images (B, C, H, W) uint8 -> (B, D)
+    batches: Iterable[Tensor],  # images, uint8
+    *,
+    device: torch.device | str = "cpu",
+    sample_size: int = SAMPLE_SIZE,
+) -> FeatureStatistics:
+    """Return the statistics of the features of a stream of images."""
+    statistics: FeatureStatistics | None = None
+    for images in batches:
+        rows = features(images.to(device))  # (B, D)
+        if statistics is None:
+            statistics = FeatureStatistics(rows.shape[1], rows.device, sample_size)
+        statistics.add(rows)
+    if statistics is None:
+        raise ValueError("statistics must be of at least one image, got none: pass more")
+    return statistics
+
+
+def hashed(indices: Tensor) -> Tensor:
+    """Return well-mixed int64 of indices (N,): the finaliser of SplitMix64 (Steele et al. 2014)."""
+    state = indices.to(torch.int64) + _signed(0x9E3779B97F4A7C15)
+    state = (state ^ _shifted(state, 30)) * _signed(0xBF58476D1CE4E5B9)
+    state = (state ^ _shifted(state, 27)) * _signed(0x94D049BB133111EB)
+    return state ^ _shifted(state, 31)
+
+
+def _signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _shifted(value: Tensor, bits: int) -> Tensor:
+    """Shift right without the sign: torch has no such shift for int64."""
+    return torch.bitwise_and(value >> bits, 2 ** (64 - bits) - 1)

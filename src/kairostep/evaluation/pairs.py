@@ -1,0 +1,34 @@
+"""Which noise and which times held-out rows are seen at: a function of the seed alone, so that runs pair."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PairedDraw:
+    """One time and one noise for each row."""
+
+    u: Tensor  # (N,) float64 in (0, 1): one in each of N equal shares of this draw's part, dealt at random
+    noise: Tensor  # (N, ...) standard normal
+
+
+def paired_draws(x0: Tensor, num_parts: int, seed: int, stream: int = 0) -> Iterator[PairedDraw]:
+    """Yield a draw for each of the equal parts of [0, 1], all rows (N, ...) in each; streams 0 and 1 are independent.
+
+    Each row is seen once in every part, and the rows of a part lie in equal shares of it: the mean over the parts of
+    one row is an estimate by itself, and rows are independent but for the shares, which only make the mean better.
+    """
+    generator = torch.Generator().manual_seed(2 * seed + stream)
+    for part in range(num_parts):
+        noise = torch.randn(x0.shape, generator=generator).to(x0)
+        shares = torch.randperm(len(x0), generator=generator)
+        within = (shares + torch.rand(len(x0), generator=generator, dtype=torch.float64)) / len(x0)
+        yield PairedDraw(((part + within) / num_parts).to(x0.device), noise)
+
+
+def cond_of(labels: Tensor | None, rows: Tensor) -> dict[str, Tensor]:
+    """Return the condition that a network is called with for these rows."""
+    return {} if labels is None else {"class_labels": labels[rows]}

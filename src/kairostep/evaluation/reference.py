@@ -1,0 +1,90 @@
+"""Statistics of the features of a data set, computed once."""
+
+import hashlib
+import json
+import logging
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from kairostep.data import Dataset
+from kairostep.data.extras import require
+from kairostep.data.streaming import stream
+from kairostep.evaluation.features import FeatureNetwork
+from kairostep.evaluation.moments import SAMPLE_SIZE, FeatureStatistics, feature_statistics
+
+_FORMAT = 1  # raise it when files of an earlier version must not be read any more
+log = logging.getLogger("kairostep")
+
+
+def reference_statistics(
+    dataset: Dataset,  # of images
+    network: FeatureNetwork,
+    *,
+    cache: Path | str,
+    device: torch.device | str = "cpu",
+    batch_size: int = 64,
+    num_workers: int = 0,
+) -> FeatureStatistics:
+    """Return the statistics of all images of a set, none of them mirrored, computed now or found in the cache.
+
+    The file is named after data, number, shape and network, and written under a temporary name first.
+    """
+    description = {
+        "format": _FORMAT,
+        "data": dataset.fingerprint(),
+        "num": len(dataset),
+        "shape": list(dataset.shape),
+        "network": network.digest,
+        "sample_size": SAMPLE_SIZE,
+    }
+    text = json.dumps(description, sort_keys=True)
+    path = Path(cache).expanduser() / f"features-{hashlib.sha256(text.encode()).hexdigest()[:16]}.safetensors"
+    found = _read(path, text)
+    if found is None:
+        batches = _images(dataset, torch.device(device), batch_size, num_workers)
+        found = feature_statistics(network, batches, device=device)
+        _write(path, found, text)
+    return found
+
+
+def _images(dataset: Dataset, device: torch.device, batch_size: int, num_workers: int) -> Iterator[Tensor]:
+    rows = [list(range(start, min(start + batch_size, len(dataset)))) for start in range(0, len(dataset), batch_size)]
+    bar = require("tqdm", "an evaluation").tqdm
+    with bar(total=len(dataset), desc="features of the data", unit="image", disable=None, leave=False) as progress:
+        for images, _ in stream(dataset, rows, device=device, num_workers=num_workers):
+            yield images
+            progress.update(len(images))
+
+
+def _read(path: Path, text: str) -> FeatureStatistics | None:
+    """Return what a file holds, None without one; a damaged one is named and will be written anew."""
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            described = (file.metadata() or {}).get("description")
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+        if described == text:
+            return FeatureStatistics.from_state_dict(state)
+    except (OSError, SafetensorError, KeyError) as error:
+        log.warning("%s is damaged (%s): computing it again", path, error)
+    return None
+
+
+def _write(path: Path, statistics: FeatureStatistics, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        save_file(statistics.state_dict(), temporary, metadata={"description": text})
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

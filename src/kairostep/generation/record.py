@@ -1,0 +1,49 @@
+"""generation.json: what the images of a folder are, so that nothing else is ever mixed with them."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+NAME = "generation.json"
+FREE = {"run", "num", "complete"}  # may differ between a generation and one that goes on with it; num may grow
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """Return the record of a folder of generated images, None if it is empty or does not exist."""
+    try:
+        record: dict[str, Any] = json.loads((folder / NAME).read_text())
+    except FileNotFoundError:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ValueError(
+                f"images must go to an empty folder or one with {NAME}, got {folder}: pass another --output"
+            ) from None
+        return None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{folder / NAME} must be what `kairostep generate` wrote, got {error}") from error
+    return record
+
+
+def check_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Raise ValueError, naming what differs, if other images than these are in the folder."""
+    there = read_record(folder)
+    if there is None:
+        return
+    keys = [key for key in record if key not in FREE and there.get(key) != record[key]]
+    finished_npz = there.get("complete") and record["format"] == "npz"
+    if record["num"] < there["num"] or (record["num"] > there["num"] and finished_npz):
+        keys.append("num")
+    if keys:
+        changes = "; ".join(f"{key}: {there.get(key)} -> {record[key]}" for key in keys)
+        raise ValueError(
+            f"the images in {folder} were generated otherwise ({changes}): "
+            "pass the same settings to go on with them, or another --output"
+        )
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write the record, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{NAME}"
+    temporary.write_text(json.dumps(dict(record), indent=2) + "\n")
+    temporary.replace(folder / NAME)

@@ -1,0 +1,65 @@
+"""Looking at a model in training: its held-out loss and its samples."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from kairostep.data import Dataset
+from kairostep.evaluation import held_out_loss
+from kairostep.experiments import Experiment
+from kairostep.generation import generate, save_grid
+
+NUM_GRID_IMAGES = 64
+SAMPLE_SEED = 1  # of the noise of grids and of the held-out loss, the same in all runs so that they pair
+
+
+class Examiner:
+    """Measures and draws with the averaged weights, in batches of the size that a process trains on."""
+
+    def __init__(self, experiment: Experiment, model: nn.Module, accelerator: Accelerator) -> None:
+        self.experiment, self.model, self.accelerator = experiment, model, accelerator
+        config = experiment.config
+        self.batch_size = config.batch_size // config.accumulate // accelerator.num_processes
+        dataset = experiment.held_out
+        self.held_out = None if dataset is None else self._read(dataset, config.held_out_images)
+
+    def _read(self, dataset: Dataset, num: int) -> tuple[Tensor, Tensor | None]:
+        """Return x0 and labels of so many rows, spread over the set, which may be sorted by class."""
+        rows = [row * len(dataset) // min(num, len(dataset)) for row in range(min(num, len(dataset)))]
+        samples, labels = zip(*(dataset.read(row) for row in rows), strict=True)
+        x0 = dataset.to_x0(torch.stack(samples).to(self.accelerator.device), None)
+        return x0, torch.tensor(labels, device=x0.device) if self.experiment.num_classes else None
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the held-out losses."""
+        assert self.held_out is not None
+        x0, labels = self.held_out
+        with self.accelerator.autocast():
+            result = held_out_loss(
+                self.model, self.experiment.objective, x0, labels=labels, seed=SAMPLE_SEED, batch_size=self.batch_size
+            )
+        return asdict(result)
+
+    def save_samples(self, path: Path) -> None:
+        """Write a grid of samples, from the same noise at every step and in every run."""
+        experiment, device = self.experiment, self.accelerator.device
+        generator = torch.Generator().manual_seed(SAMPLE_SEED)
+        noise = torch.randn(NUM_GRID_IMAGES, *experiment.dataset.shape, generator=generator).to(device)
+        classes = torch.arange(NUM_GRID_IMAGES, device=device) % max(1, experiment.num_classes)
+        images = []
+        for rows in torch.split(torch.arange(NUM_GRID_IMAGES, device=device), self.batch_size):
+            with self.accelerator.autocast():
+                samples = generate(
+                    self.model,
+                    experiment.process,
+                    experiment.prediction,
+                    noise[rows],
+                    steps=experiment.config.sample_steps,
+                    clip=experiment.config.autoencoder is None,
+                    labels=classes[rows] if experiment.num_classes else None,
+                )
+            images.append(experiment.to_pixels(samples.float()).cpu())
+        save_grid(torch.cat(images), path)

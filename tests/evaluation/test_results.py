@@ -1,0 +1,50 @@
+"""Figures as lines and as a table."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from kairostep.evaluation import Estimate
+from kairostep.evaluation.results import Figure, append, rounded, table
+
+
+def test_lines_are_appended_and_a_torn_one_stays_alone(tmp_path: Path) -> None:
+    path = tmp_path / "evaluations.jsonl"
+    figures = [Figure("fid", Estimate(3.5, math.nan), 10, {"solver": "heun"}), Figure("kid", Estimate(0.1, 0.02), 9)]
+    append(path, figures, {"checkpoint": 7, "solver": None})
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[0] == {
+        "what": "fid", "value": 3.5, "standard_error": None, "n": 10, "checkpoint": 7, "solver": "heun",
+    }  # fmt: skip
+    assert lines[1]["solver"] is None
+    before = path.read_bytes()
+    path.write_bytes(before + b'{"what": "fi')
+    append(path, figures[1:], {})
+    assert path.read_bytes().startswith(before + b'{"what": "fi\n{"what": "kid"')
+    assert path.read_text().endswith("}\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (3.14159, 0.0271, "3.142 ± 0.027"),
+        (123.456, 4.56, "123.5 ± 4.6"),
+        (1234.5, 45.6, "1234 ± 46"),
+        (0.00012345, 0.0000012, "0.0001234 ± 0.0000012"),
+        (1.0, 0.0, "1.000000 ± 0.000000"),
+        (3.14159265, math.nan, "3.14159 ± ?"),
+    ],
+)
+def test_values_have_the_digits_that_their_errors_allow(value: float, error: float, text: str) -> None:
+    assert rounded(Estimate(value, error)) == text
+
+
+def test_the_table_has_a_line_per_figure() -> None:
+    figures = [Figure("fid", Estimate(3.5, 0.1), 10), Figure("loss", Estimate(0.25, 0.01), 5, {"t": [0.0, 0.05]})]
+    assert table(figures).splitlines() == [
+        "fid                  3.50 ± 0.10  n = 10",
+        "loss t 0.00..0.05  0.250 ± 0.010  n = 5",
+    ]
+    assert table([]) == ""

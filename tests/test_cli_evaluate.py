@@ -1,0 +1,252 @@
+"""`kairostep evaluate`: every figure with its error, written down; and refusals that leave all as it was."""
+
+import hashlib
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from PIL import Image
+from torch import Tensor
+
+import kairostep
+from kairostep.cli import main
+from kairostep.evaluation import features
+from kairostep.training.checkpoint import Checkpoints, read_digest
+
+TINY = ["--network=unet", "--network.channels=8", "--network.multipliers=[1,1]", "--network.blocks=1"]
+SHORT = ["--steps=4", "--checkpoint_every=2", "--batch_size=4", "--held_out_images=16", "--sample_steps=2"]
+QUICK = [*TINY, "--network.attention=[]", *SHORT, "--workers=0", "--warmup_steps=0"]
+NUM = 30
+PIXELS = "import torch\ndef make():\n    return lambda images: images.flatten(1)[:, :20].float()\n"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run directory, trained once."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("ACCELERATE_USE_CPU", "true")
+    AcceleratorState._reset_state(True)
+    directory = tmp_path_factory.mktemp("runs") / "run"
+    main(["train", "digits", *QUICK, f"--output={directory}"])
+    patch.undo()
+    return directory
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a copy of it in the working directory, without Inception and with features of our own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(features, "PACKAGE", "no_such_package")
+    Path("my_pixels.py").write_text(PIXELS)
+    shutil.copytree(trained, tmp_path / "run")
+    return Path("run")
+
+
+def put_images(folder: Path, num: int = NUM, size: int = 8, **facts: Any) -> Path:
+    """Write images as `generate` does."""
+    folder.mkdir(parents=True)
+    images = np.random.default_rng(0).integers(0, 256, (num, size, size, 1), np.uint8)
+    np.savez(folder / "images.npz", images=images)
+    if facts:
+        (folder / "generation.json").write_text(json.dumps({"complete": True, **facts}))
+    return folder
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
+
+
+def evaluate(*arguments: str | Path) -> None:
+    main(["evaluate", "run", "--cache=cache", *map(str, arguments)])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """Return the one line with which it is refused, all files being as they were."""
+    before = contents()
+    with pytest.raises(SystemExit) as ended:
+        evaluate(*arguments)
+    captured = capsys.readouterr()
+    assert ended.value.code == 2
+    assert captured.err.startswith("kairostep: error: ")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert contents() == before
+    return captured.err.removeprefix("kairostep: error: ")
+
+
+def contents() -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in Path().rglob("*") if p.is_file() and p.suffix != ".pyc"}
+
+
+HELD_OUT = ["vlb_bits_per_dim", "vlb_prior", "vlb_diffusion", "vlb_reconstruction", "loss", "epsilon_mse"]
+OF_IMAGES = ["fid", "kid", "precision", "recall"]
+
+
+def test_without_images_the_held_out_figures_are_there(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluate()
+    captured = capsys.readouterr()
+    assert captured.err.startswith("kairostep: note: no images of this checkpoint in run/generated: kairostep generate")
+    lines = lines_of(run)
+    assert [line["what"] for line in lines] == HELD_OUT + ["epsilon_mse_at"] * 20
+    for line in lines:
+        assert line["standard_error"] > 0
+        assert line["n"] == 16
+        assert (line["checkpoint"], line["weights"], line["seeds"]) == (4, "ema", [1])
+        assert line["kairostep"] == kairostep.__version__
+        assert len(line["digests"]["data"]) == len(line["checkpoint_sha256"]) == 64
+        assert line["network_evaluations"] > 0
+        assert line["what"] in captured.out
+    bits = {line["what"]: line["value"] for line in lines}
+    parts = sum(bits[f"vlb_{part}"] for part in ("prior", "diffusion", "reconstruction"))
+    assert bits["vlb_bits_per_dim"] == pytest.approx(parts)
+    assert 2 < bits["vlb_bits_per_dim"] < 50
+
+
+def test_results_are_appended_and_the_same_again(run: Path) -> None:
+    evaluate("--held_out_images=8")
+    first = (run / "evaluations.jsonl").read_bytes()
+    evaluate("--held_out_images=8")
+    assert (run / "evaluations.jsonl").read_bytes() == first + first
+    evaluate("--held_out_images=8", "--checkpoint=2", "--weights=model")
+    assert {(line["checkpoint"], line["weights"]) for line in lines_of(run)[-26:]} == {(2, "model")}
+
+
+def test_images_of_the_checkpoint_are_found_and_measured(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    last = read_digest(Checkpoints(run / "checkpoints", 1).paths()[-1])
+    made = {
+        "digest": last,
+        "weights": "ema",
+        "step": 4,
+        "solver": "heun",
+        "steps": 50,
+        "network_evaluations": 99,
+        "seed": 3,
+    }
+    put_images(run / "generated" / "heun", **made)
+    put_images(run / "generated" / "other", **{**made, "digest": "of another checkpoint"})
+    evaluate(f"--num={NUM}", "--features=my_pixels:make")
+    printed, lines = capsys.readouterr().out, lines_of(run)[-4:]
+    assert [line["what"] for line in lines] == OF_IMAGES
+    for line in lines:
+        assert (line["on"], line["solver"], line["network_evaluations"]) == (
+            "run/generated/heun/images.npz",
+            "heun",
+            99,
+        )
+        assert (line["seeds"], line["features"], line["checkpoint"]) == ([3], "my_pixels:make", 4)
+        assert set(line["digests"]) == {"data", "network"}
+        assert line["n"] == NUM
+        assert line["what"] in printed
+    assert [line["reference_n"] for line in lines] == [1500, NUM, NUM, NUM]
+    assert lines[0]["value"] > 0
+    assert lines[0]["standard_error"] > 0
+
+
+def test_statistics_of_the_data_are_kept_and_used_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_images(Path("mine"))
+    evaluate("--images=mine", f"--num={NUM}", "--features=my_pixels:make")
+    (cached,) = Path("cache").iterdir()
+    before = (cached.stat().st_mtime_ns, cached.read_bytes())
+    monkeypatch.setattr("kairostep.evaluation.reference.feature_statistics", None)
+    evaluate("--images=mine", f"--num={NUM}", "--features=my_pixels:make")
+    assert (cached.stat().st_mtime_ns, cached.read_bytes()) == before
+    assert lines_of(run)[-4:] == lines_of(run)[26:30]
+
+
+def test_the_first_of_more_images_are_taken(run: Path) -> None:
+    folder = Path("pngs")
+    folder.mkdir()
+    for number in range(NUM):
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 8), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:06d}.png")
+    evaluate("--images=pngs", "--num=25", "--features=my_pixels:make")
+    for number in range(25, NUM):
+        (folder / f"{number:06d}.png").unlink()
+    evaluate("--images=pngs", "--num=25", "--features=my_pixels:make")
+    assert lines_of(run)[26:30] == lines_of(run)[-4:]
+    assert lines_of(run)[26]["n"] == 25
+
+
+def test_without_inception_the_rest_is_reported(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put_images(Path("mine"))
+    evaluate("--images=mine", f"--num={NUM}")
+    captured = capsys.readouterr()
+    assert "FID, KID, precision and recall are left out: FID needs the Inception network" in captured.err
+    assert "pip install 'kairostep[eval]', or pass --inception=FILE" in captured.err
+    assert len(lines_of(run)) == 26
+
+
+class Corner(torch.nn.Module):
+    """Stands in for Inception."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (N, 16)."""
+        return x[:, 0, ::75, ::75].flatten(1)
+
+
+def test_another_network_is_refused_unless_it_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.script(Corner()).save("corner.pt")
+    put_images(Path("mine"))
+    arguments = ["--images=mine", f"--num={NUM}", "--inception=corner.pt"]
+    digest = hashlib.sha256(Path("corner.pt").read_bytes()).hexdigest()
+    message = refused(capsys, *arguments)
+    assert message.startswith("the Inception network must have the SHA-256 7ff4a85c3a6378f0")
+    assert f"--inception_sha256={digest}" in message
+    evaluate(*arguments, f"--inception_sha256={digest}")
+    line = lines_of(run)[-4]
+    assert (line["what"], line["features"], line["digests"]["network"]) == ("fid", "corner.pt", digest)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--images=few"], "FID must be of the number of images that it states, 50000, got 30 in few"),
+        (["--images=large", "--num=30"], "generated images must have the shape of the data, (1, 8, 8), got (1, 9, 9)"),
+        (["--images=torn", "--num=30"], "images must be complete, got an interrupted generation in torn"),
+        (["--images=missing"], "images must be an npz file or a folder, got missing"),
+        (["--images=few", "--num=30", "--inception=no.pt"], "the Inception network must be a TorchScript file, got no"),
+        (["--images=few", "--num=30", "--features=mine"], "--features must be module:function, got 'mine'"),
+        (["--features=a:b", "--inception=c.pt"], "features must come from one network"),
+        (["--num=0"], "num must be a whole number of at least 1, got 0"),
+        (["--held_out_images=1"], "held_out_images must be a whole number of at least 2, got 1"),
+        (["--checkpoint=3"], "checkpoint must be last, best or a step that was kept, got '3'"),
+        (["--weights=raw"], "argument --weights: invalid choice: 'raw'"),
+        (["--nmu=3"], "unrecognized arguments: --nmu=3"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_in_one_line(
+    arguments: list[str], message: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "evaluations.jsonl").write_text('{"what": "fid"}\n')
+    put_images(Path("few"))
+    put_images(Path("large"), size=9)
+    put_images(Path("torn"), complete=False)
+    assert refused(capsys, *arguments).startswith(message)
+
+
+def test_too_few_or_torn_images_in_the_run_are_told_too(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put_images(run / "generated" / "some")
+    assert "got 30 in run/generated/some/images.npz: generate more, or state fewer by --num=30" in refused(capsys)
+
+
+def test_a_run_without_checkpoints_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(run / "checkpoints")
+    assert refused(capsys).startswith("a run must have a checkpoint, got run without any")
+    shutil.rmtree(run)
+    assert refused(capsys).startswith("a run directory must hold config.yaml, got run")
+
+
+def test_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", "--help"])
+    assert ended.value.code == 0
+    assert "RUN/evaluations.jsonl" in capsys.readouterr().out
