@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from diffusers import AutoencoderKL
 from small_runs import SMALL, checkpoint_paths, train_here
 from torch.testing import assert_close
 
@@ -15,6 +16,7 @@ from kairostep.diffusion import EPSILON, VELOCITY, DiscreteProcess, FlowProcess
 from kairostep.experiments import experiment
 from kairostep.training import load_trained
 from kairostep.training.checkpoint import read, read_facts, write
+from kairostep.training.trained import decoder
 
 SETTINGS = {**SMALL, "steps": 20, "checkpoint_every": 5, "keep_checkpoints": 4, "label_dropout": 0.1}
 
@@ -77,6 +79,16 @@ def test_a_flow_without_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert trained.num_classes == 0
 
 
+def test_latents_are_decoded(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    autoencoder = AutoencoderKL(block_out_channels=(8, 8), down_block_types=("DownEncoderBlock2D",) * 2)
+    autoencoder.save_pretrained(tmp_path)
+    latents = torch.randn(2, 4, 4, 4)
+    with torch.no_grad():
+        expected = autoencoder.decode(latents / autoencoder.config["scaling_factor"]).sample.clamp(-1, 1)
+    assert_close(decoder(str(tmp_path), torch.device("cpu"))(latents), expected)
+
+
 # What a directory may lack
 
 
@@ -89,7 +101,7 @@ def test_a_folder_that_is_no_run(make: Any, tmp_path: Path) -> None:
 
 def test_a_run_without_checkpoints(copy: Path) -> None:
     shutil.rmtree(copy / "checkpoints")
-    with pytest.raises(ValueError, match="a run must have a checkpoint, got .*copy without any: train it to its first"):
+    with pytest.raises(ValueError, match=r"a run must have a checkpoint, got .*copy without any: train it to its first"):
         load_trained(copy)
 
 
@@ -102,7 +114,7 @@ def test_a_step_that_is_not_there(run: Path, which: str | int) -> None:
 def test_a_best_one_needs_held_out_losses(copy: Path) -> None:
     for path in checkpoint_paths(copy):
         write(path, read(path), {**read_facts(path), "held_out": None})
-    with pytest.raises(ValueError, match="the best checkpoint must have a held-out loss, got none in .*5, 10, 15, 20"):
+    with pytest.raises(ValueError, match=r"the best checkpoint must have a held-out loss, got none in .*5, 10, 15, 20"):
         load_trained(copy, "best")
 
 
@@ -111,7 +123,7 @@ def test_a_damaged_checkpoint(copy: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-100] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="step-00000020.safetensors is damaged: .*: pass another one by --checkpoint"):
+    with pytest.raises(ValueError, match=r"step-00000020\.safetensors is damaged: .*: pass another one by --checkpoint"):
         load_trained(copy)
     assert load_trained(copy, 15).step == 15
 
@@ -121,7 +133,7 @@ def test_a_checkpoint_of_an_earlier_version(copy: Path) -> None:
     state = read(path)
     del state["sample"]
     write(path, state, read_facts(path))
-    with pytest.raises(ValueError, match="a checkpoint must hold the shape of its samples, got .*: go on with the run"):
+    with pytest.raises(ValueError, match=r"a checkpoint must hold the shape of its samples, got .*: go on with the run"):
         load_trained(copy)
 
 

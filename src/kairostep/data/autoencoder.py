@@ -12,6 +12,7 @@ from torch import Tensor
 from kairostep.data.extras import require
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
+DEFAULT_SCALE = 0.18215  # diffusers' default, that of Stable Diffusion's autoencoder
 _CLASSES = ("AutoencoderKL", "VQModel")
 
 
@@ -67,6 +68,11 @@ class Autoencoder:
         return torch.as_tensor(model.decode(x0 / self.scaling_factor + self.shift_factor).sample).clamp(-1, 1)
 
 
+def scaling_factor(kind: str, written: float) -> float:
+    """Return the factor on latents; LDM leaves those of a VQModel alone, whatever default diffusers writes."""
+    return 1.0 if kind == "VQModel" and written == DEFAULT_SCALE else written
+
+
 def open_autoencoder(folder: Path | str) -> Autoencoder:
     """Return the autoencoder in a folder as diffusers' `save_pretrained` writes it."""
     folder = Path(folder)
@@ -92,6 +98,6 @@ def open_autoencoder(folder: Path | str) -> Autoencoder:
         config.get("in_channels", 3),
         config.get("vq_embed_dim") or config.get("latent_channels", 4 if kind == "AutoencoderKL" else 3),
         2 ** (len(config.get("block_out_channels", (64,))) - 1),
-        config.get("scaling_factor", 0.18215) if kind == "AutoencoderKL" else 1.0,  # LDM leaves VQ latents as they are
+        scaling_factor(kind, config.get("scaling_factor", DEFAULT_SCALE)),
         config.get("shift_factor") or 0.0,
     )

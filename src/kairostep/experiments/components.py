@@ -93,7 +93,7 @@ def adaptive(
     choice("sampler.reward", reward, ("vlb", "loss"))
     made = BetaPair() if policy == "pair" else BetaPolicy.for_input(shape, hidden, depth, seed=seed)
     reward_weight = objective.reweighting(vlb(process)) if reward == "vlb" else None
-    steps = int(num_steps or getattr(process, "num_steps", 1000))
+    steps: int = getattr(process, "num_steps", 1000) if num_steps is None else num_steps
     return Adaptive(made, reward_weight, num_steps=steps, model=model, seed=seed, **options)
 
 
