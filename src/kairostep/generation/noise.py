@@ -16,7 +16,8 @@ def noise_of_images(seed: int, images: Tensor, step: int, shape: tuple[int, ...]
     """
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed must be a whole number in [0, 2**63), got {seed!r}: pass for instance seed=0")
-    num = math.prod(shape)
+    device, num = images.device, math.prod(shape)
+    images = images.cpu() if device.type == "mps" else images  # which has no float64
     num_pairs = -(-num // 2)
     start = int(mix(mix(torch.tensor(seed)) + (step + 1)))  # on the host: nothing waits for the device
     keys = mix(images ^ start)[:, None]  # (B, 1)
@@ -26,4 +27,4 @@ def noise_of_images(seed: int, images: Tensor, step: int, shape: tuple[int, ...]
     radius = (((bits >> 24) & (2**40 - 1)).double().add_(0.5).mul_(2**-40)).log_().mul_(-2).sqrt_()
     angle = (bits & (2**24 - 1)).double().mul_(2 * math.pi * 2**-24)
     pairs = torch.stack([radius * angle.cos(), radius * angle.sin()], 1)  # (B, 2, P)
-    return pairs.flatten(1)[:, :num].float().view(-1, *shape)
+    return pairs.flatten(1)[:, :num].float().view(-1, *shape).to(device)

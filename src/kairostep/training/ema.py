@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class EMA:
-    """Exponential moving average with decay min(decay, (1 + n) / (10 + n)) after n updates (Ho et al. 2020)."""
+    """Exponential moving average with decay min(decay, (1 + n) / (10 + n)) after n updates."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.model = deepcopy(model).eval().requires_grad_(False)

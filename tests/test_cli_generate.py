@@ -1,0 +1,159 @@
+"""`kairostep generate`: from a run directory to a folder of images, by one process or two, stopped or not."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from accelerate.state import AcceleratorState
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parent / "training"))
+from small_runs import PATIENCE, SMALL, Child, real_environment, start_ranks, train_here
+
+from kairostep.cli import main
+
+QUICK = ["--num", "10", "--batch_size", "4", "--steps", "3"]
+
+
+@pytest.fixture(autouse=True)
+def _new_process_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    AcceleratorState._reset_state(True)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("runs") / "digits"
+    train_here(directory, {**SMALL, "steps": 10, "checkpoint_every": 5, "label_dropout": 0.1})
+    return directory
+
+
+def images_in(folder: Path) -> np.ndarray[Any, Any]:
+    return np.stack([np.array(Image.open(path)) for path in sorted(folder.glob("*.png"))]).astype(int)
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((folder / "generation.json").read_text())
+    return record
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return the one line with which a command is refused, before it has left anything behind."""
+    before = set(Path().rglob("*"))
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", *arguments])
+    captured = capsys.readouterr()
+    assert ended.value.code == 2
+    assert captured.err.startswith("kairostep: error: ")
+    assert captured.err.count("\n") == 1
+    assert set(Path().rglob("*")) == before
+    return captured.err.removeprefix("kairostep: error: ").strip()
+
+
+@pytest.mark.parametrize(
+    ("solver", "evaluations", "more"),
+    [("ddpm", 3, ["--weights", "model"]), ("ddim", 6, ["--guidance", "2"]), ("heun", 5, ["--precision", "bf16"])],
+)
+def test_images_of_every_solver(
+    solver: str, evaluations: int, more: list[str], run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["generate", str(run), *QUICK, "--sampler", solver, "--output", "made", *more])
+    assert capsys.readouterr().out == "10 images in made, 10 of them made now\n"
+    assert images_in(Path("made")).shape == (10, 8, 8)
+    record = record_of(Path("made"))
+    assert (record["step"], record["solver"], record["steps"]) == (10, solver, 3)
+    assert (record["network_evaluations"], record["classes"], record["complete"]) == (evaluations, [*range(10)], True)
+    main(["generate", str(run), *QUICK, "--sampler", solver, "--output", "made", *more])
+    assert capsys.readouterr().out == "10 images in made, 0 of them made now\n"
+
+
+def test_the_default_folder_is_in_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["generate", str(run), *QUICK, "--checkpoint", "5", "--classes", "3,1", "--format", "npz", "--seed", "7"])
+    folder = run / "generated" / "ddim-3-seed7-step5-classes3_1-npz"
+    assert capsys.readouterr().out == f"10 images in {folder}, 10 of them made now\n"
+    with np.load(folder / "images.npz") as arrays:
+        assert arrays["images"].shape == (10, 8, 8, 1)
+        assert arrays["labels"].tolist() == [3, 1] * 5
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--sampler", "euler"], "argument --sampler: invalid choice: 'euler'"),
+        (["--classes", "cat"], "argument --classes: must be numbers with commas between them, got 'cat'"),
+        (["--classes", "10"], "classes must be in 0..9, got 10"),
+        (["--steps", "1001"], "steps must be at most the 1000 of the process, got 1001"),
+        (["--num", "0"], "num must be a whole number of at least 1, got 0"),
+        (["--checkpoint", "7"], "checkpoint must be last, best or a step that was kept, got '7': there are 5, 10"),
+        (["--step", "7", "--fast"], "unrecognized arguments: --fast"),
+    ],
+)
+def test_what_is_refused(more: list[str], message: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refused(capsys, str(run), "--output", "new", *more)
+
+
+def test_a_folder_that_is_no_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "nothing").startswith("a run directory must hold config.yaml, got nothing: pass a directory")
+
+
+def test_other_settings_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["generate", str(run), *QUICK, "--output", "made"])
+    capsys.readouterr()
+    before = {path: path.read_bytes() for path in Path("made").iterdir()}
+    message = refused(capsys, str(run), *QUICK, "--output", "made", "--weights", "model", "--seed", "1")
+    assert "were generated otherwise (weights: ema -> model; seed: 0 -> 1): pass the same settings" in message
+    assert {path: path.read_bytes() for path in Path("made").iterdir()} == before
+
+
+def test_two_processes_make_what_one_makes(run: Path, tmp_path: Path) -> None:
+    command = ["generate", str(run), *QUICK, "--sampler", "ddpm", "--output"]
+    main([*command, "one"])
+    ranks = start_ranks([*command, str(tmp_path / "two")], tmp_path / "log")
+    assert [rank.join() for rank in ranks] == [0, 0], "".join(rank.output for rank in ranks)
+    assert "".join(rank.output for rank in ranks).count("10 images in") == 1
+    assert np.abs(images_in(Path("one")) - images_in(Path("two"))).max() <= 1
+    assert record_of(Path("two")) == record_of(Path("one"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("format", ["png", "npz"])
+def test_a_signal_leaves_whole_files_and_the_same_command_goes_on(
+    number: signal.Signals, format: str, run: Path, tmp_path: Path
+) -> None:
+    command = ["generate", str(run), "--num", "300", "--batch_size", "4", "--steps", "40", "--format", format]
+    folder = tmp_path / "stopped"
+    child = Child([*command, "--output", str(folder)], tmp_path / "log")
+    assert child.wait_until(lambda: len(list(folder.rglob("[0-9]*"))) >= 3), child.output
+    assert child.send(number) == 128 + number
+    found = re.search(r"stopped with (\d+) of 300 images in .*stopped; the same command goes on", child.output)
+    assert found, child.output
+    assert "Traceback" not in child.output
+    assert not [path for path in folder.rglob(".*")]
+    assert not record_of(folder)["complete"]
+    few = [argument if argument != "300" else "301" for argument in command]  # grows by one, as it is not finished
+    for path in folder.rglob("*.png"):
+        Image.open(path).load()
+    again = Child([*few, "--output", str(folder), "--batch_size", "100"], tmp_path / "again")
+    assert again.join() == 0, again.output
+    assert f"301 images in {folder}, {301 - int(found[1])} of them made now" in again.output
+
+
+def test_accelerate_launches_it(run: Path, tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "-m"]
+    done = subprocess.run(
+        [*launch, "kairostep", "generate", str(run), *QUICK, "--output", "made"],
+        env=real_environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "10 images in made, 10 of them made now" in done.stdout
+    assert len(images_in(Path("made"))) == 10
