@@ -147,6 +147,8 @@ def test_images_of_the_checkpoint_are_found_and_measured(run: Path, capsys: pyte
     assert [line["reference_n"] for line in lines] == [1500, NUM, NUM, NUM]
     assert lines[0]["value"] > 0
     assert lines[0]["standard_error"] > 0
+    evaluate("--images=run/generated/other", f"--num={NUM}", "--features=my_pixels:make")
+    assert {line["checkpoint_sha256"] for line in lines_of(run)[-4:]} == {"of another checkpoint"}
 
 
 def test_statistics_of_the_data_are_kept_and_used_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +218,7 @@ def test_another_network_is_refused_unless_it_is_named(run: Path, capsys: pytest
         (["--images=few", "--num=30", "--inception=no.pt"], "the Inception network must be a TorchScript file, got no"),
         (["--images=few", "--num=30", "--features=mine"], "--features must be module:function, got 'mine'"),
         (["--features=a:b", "--inception=c.pt"], "features must come from one network"),
-        (["--num=0"], "num must be a whole number of at least 1, got 0"),
+        (["--num=0"], "num must be a whole number of at least 2, got 0"),
         (["--held_out_images=1"], "held_out_images must be a whole number of at least 2, got 1"),
         (["--checkpoint=3"], "checkpoint must be last, best or a step that was kept, got '3'"),
         (["--weights=raw"], "argument --weights: invalid choice: 'raw'"),

@@ -117,6 +117,12 @@ def test_the_error_of_fid_is_its_spread_over_generated_sets(rank: int) -> None:
     assert stated == pytest.approx(spread, rel=0.25)  # 5 sigma of a spread over 200
 
 
+def test_near_its_floor_fid_has_an_error_that_is_too_large_rather_than_too_small() -> None:
+    reference = statistics_of(normal(5000, 16, seed=1000))
+    _, spread, stated = spread_and_error(lambda seed: fid(statistics_of(normal(400, 16, seed=seed)), reference), 100)
+    assert 0.9 * spread < stated < 2.5 * spread
+
+
 def test_fid_of_fewer_images_than_dimensions_has_no_error() -> None:
     found = fid(statistics_of(features(30, 64, 1)), statistics_of(features(500, 64, 2)))
     assert found.value > 0
@@ -181,11 +187,12 @@ def by_hand(points: Tensor, centres: Tensor, k: int) -> float:
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 1000])
 def test_precision_and_recall_are_those_by_hand(chunk_size: int) -> None:
-    x, y = normal(20, 3, seed=1) * 0.7 + 0.5, normal(20, 3, seed=2)
+    x, y = normal(20, 3, seed=1) + 1, normal(20, 3, seed=2)
     found = precision_recall(x, y, k=3, chunk_size=chunk_size)
     assert found.precision == pytest.approx(by_hand(x, y, 3))
     assert found.recall == pytest.approx(by_hand(y, x, 3))
-    assert found.precision_error == pytest.approx(math.sqrt(found.precision * (1 - found.precision) / 20))
+    assert found.precision_error == pytest.approx(math.sqrt(found.precision * (1 - found.precision) / 20), rel=0.25)
+    assert 0 < found.precision < 1
     assert 0 < found.recall < 1
 
 
@@ -194,6 +201,7 @@ def test_a_set_covers_itself_and_not_what_is_far_away() -> None:
     same, apart = precision_recall(x.float(), x.float()), precision_recall(x, x + 1000)
     assert (same.precision, same.recall) == (1, 1)
     assert (apart.precision, apart.recall) == (0, 0)
+    assert 0 < apart.precision_error < 0.05  # 50 misses do not say that there are no hits
 
 
 def test_one_mode_of_two_is_precise_without_recall() -> None:

@@ -164,7 +164,7 @@ def test_mean_and_covariance_are_those_of_the_data(process: Process, solver: str
 @pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES)
 def test_heun_converges_much_faster_than_ddim(process: Process) -> None:
     """At the same number of network evaluations, against the limit of small steps."""
-    limit = torch.cat([part.flatten() for part in response(process, "heun", 800)])
+    limit = torch.cat([part.flatten() for part in response(process, "heun", 250)])
     heun, euler = (
         (torch.cat([part.flatten() for part in response(process, solver, steps)]) - limit).abs().max()
         for solver, steps in (("heun", 50), ("ddim", 99))
@@ -208,12 +208,12 @@ def test_samples_of_ddpm_have_the_mean_and_covariance_of_the_data() -> None:
     assert_close(white.T @ white / num, torch.eye(2, dtype=torch.float64), rtol=0, atol=0.15)
 
 
-@pytest.mark.parametrize("steps", [300, 600, 999])
+@pytest.mark.parametrize("steps", [300, 600])
 def test_steps_need_not_divide_those_of_the_process(steps: int) -> None:
     """DDIM of diffusers leaves noise in the samples: its steps add up to steps * floor(T / steps)."""
     process = DiscreteProcess.linear()
     _, covariance = response(process, "ddim", steps)
-    assert_close(covariance, response(process, "ddim", 1000)[1], rtol=0, atol=0.01)
+    assert_close(covariance, response(process, "ddim", 500)[1], rtol=0, atol=0.01)
 
 
 @pytest.mark.parametrize("prediction", [EPSILON, X0, V, VELOCITY])

@@ -72,7 +72,7 @@ def kernel_distance(
 
 @dataclass(frozen=True, slots=True)
 class PrecisionRecall:
-    """Shares of images, with binomial standard errors."""
+    """Shares of images, with binomial standard errors: those of the points, the balls being given."""
 
     precision: float
     precision_error: float
@@ -100,8 +100,7 @@ def precision_recall(
     generated, reference = generated[:num], reference[:num]
     precision = _share_inside(generated, reference, k, chunk_size)
     recall = _share_inside(reference, generated, k, chunk_size)
-    errors = [math.sqrt(share * (1 - share) / num) for share in (precision, recall)]
-    return PrecisionRecall(precision, errors[0], recall, errors[1], num)
+    return PrecisionRecall(precision, _binomial_error(precision, num), recall, _binomial_error(recall, num), num)
 
 
 def _checked(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,6 +136,12 @@ def _squared_mmd(x: Tensor, y: Tensor, degree: int) -> float:
     xx, yy, xy = ((a @ b.T / dims + 1) ** degree for a, b in ((x, x), (y, y), (x, y)))
     within = (xx.sum() - xx.trace() + yy.sum() - yy.trace()) / (m * (m - 1))
     return float(within - 2 * xy.mean())
+
+
+def _binomial_error(share: float, num: int) -> float:
+    """Return the standard error of a share, with two hits and two misses added: none is 0 (Agresti & Coull 1998)."""
+    likely = (share * num + 2) / (num + 4)
+    return math.sqrt(likely * (1 - likely) / (num + 4))
 
 
 def _share_inside(points: Tensor, centres: Tensor, k: int, chunk_size: int) -> float:

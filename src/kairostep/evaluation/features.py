@@ -137,7 +137,7 @@ def resize_as_tensorflow1(images: Tensor, size: int) -> Tensor:
     """Return images (N, C, H, W) resized to (N, C, size, size), bilinearly, as TensorFlow 1 did.
 
     Pixel j of the result is read at j * H / size: corners are aligned at the upper left alone, and shrinking has no
-    antialiasing. FID is defined with this resizing, and moves by several tenths with another.
+    antialiasing. FID is defined with this resizing, and another gives another figure.
     """
     for dim in (2, 3):
         length = images.shape[dim]

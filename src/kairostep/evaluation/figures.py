@@ -94,7 +94,7 @@ def source_statistics(
 def generation_facts(source: ImageSource) -> dict[str, Any]:
     """Return what a figure of generated images depends on, as far as `generation.json` beside them says it."""
     made = source.generation()
-    known: dict[str, Any] = {"checkpoint": made.get("step"), "weights": made.get("weights")}
+    known = {"checkpoint": "step", "checkpoint_sha256": "digest", "weights": "weights"}
     return {
         "on": str(source.path),
         "solver": made.get("solver"),
@@ -102,7 +102,7 @@ def generation_facts(source: ImageSource) -> dict[str, Any]:
         "guidance": made.get("guidance"),
         "seeds": [made["seed"]] if "seed" in made else None,
         "network_evaluations": made.get("network_evaluations"),
-        **{key: value for key, value in known.items() if value is not None},
+        **{key: made[name] for key, name in known.items() if name in made},
     }
 
 

@@ -43,7 +43,7 @@ class EvaluationRequest:
 
     def __post_init__(self) -> None:
         """Check what can be checked without a model."""
-        count("num", self.num)
+        count("num", self.num, at_least=2)
         count("batch_size", self.batch_size)
         if self.held_out_images is not None:
             count("held_out_images", self.held_out_images, at_least=2)
@@ -110,7 +110,7 @@ def prepare(trained: Trained, request: EvaluationRequest, device: torch.device) 
         source.check(request.num, pixels.shape)
     network = _network(request, pixels.shape, device, notes) if sources else None
     classes, latent = bool(trained.num_classes), config.autoencoder is not None
-    held_out = HeldOutData.of(test, num, device, classes=classes, pixels=not latent) if test else None
+    held_out = HeldOutData.of(test, num, device, classes=classes, pixels=not latent) if test is not None else None
     return Evaluation(trained, request, device, held_out, sources, network, pixels if network else None, notes)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from kairostep.evaluation.estimate import Estimate
 
+MAX_DIGITS = 7  # after the point
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -22,13 +24,14 @@ class Figure:
 
     def line(self, common: Mapping[str, Any]) -> dict[str, Any]:
         """Return what is written of it, its own facts before common ones, numbers that are not finite as None."""
-        value, error = (x if math.isfinite(x) else None for x in (self.estimate.value, self.estimate.error))
-        return {"what": self.what, "value": value, "standard_error": error, "n": self.n, **common, **self.facts}
+        measured = {"value": self.estimate.value, "standard_error": self.estimate.error, "n": self.n}
+        line = {"what": self.what, **measured, **common, **self.facts}
+        return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in line.items()}
 
 
 def append(path: Path, figures: Iterable[Figure], common: Mapping[str, Any]) -> None:
     """Append one line per figure, all of them or none; a line that was torn earlier stays alone."""
-    text = "".join(json.dumps(figure.line(common)) + "\n" for figure in figures)
+    text = "".join(json.dumps(figure.line(common), allow_nan=False) + "\n" for figure in figures)
     with path.open("a+b") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - 1))
@@ -53,7 +56,9 @@ def rounded(estimate: Estimate) -> str:
     """Return a value and its error with two digits of the error, `0.1234 ± 0.0056`."""
     if not math.isfinite(estimate.error):
         return f"{estimate.value:.6g} ± ?"
-    digits = 6 if estimate.error == 0 else min(12, max(0, 1 - math.floor(math.log10(estimate.error))))
+    digits = 6 if estimate.error == 0 else max(0, 1 - math.floor(math.log10(estimate.error)))
+    if digits > MAX_DIGITS:
+        return f"{estimate.value:.2e} ± {estimate.error:.1e}"
     return f"{estimate.value:.{digits}f} ± {estimate.error:.{digits}f}"
 
 

@@ -116,8 +116,8 @@ CELEBAHQ_LDM = Config(
     checkpoint_every=5000,
 )
 
-# Kim et al., Table 9: U-ViT-H/2 (Bao et al. 2023) in the latents of an f8 autoencoder, with Min-SNR (Table 3). The table's
-# 238 layers and depth 12 fit no U-ViT; hidden size and heads are those of U-ViT-H, whose depth is 28 and one.
+# Kim et al., Table 9: U-ViT-H/2 (Bao et al. 2023) in the latents of an f8 autoencoder, with Min-SNR (Table 3). The
+# table's 238 layers and depth 12 fit no U-ViT; hidden size and heads are those of U-ViT-H, whose depth is 28 and one.
 IMAGENET_UVIT = Config(
     data=part("images", size=256),
     autoencoder="kl-f8",

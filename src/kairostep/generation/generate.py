@@ -33,7 +33,7 @@ def generate(
     plan = plan_for(process, prediction, solver, steps, clip=clip)
     network = with_guidance(model, labels, guidance, null_label)
     x = noise * plan.start
-    times = plan.times.to(noise.device)
+    times = plan.times.to(noise.device, non_blocking=True)
     for k, (key, alpha, sigma) in enumerate(zip(plan.keys, plan.alpha, plan.sigma, strict=True)):
         seen = x if plan.to_input is None else x * plan.to_input[k]
         output = network(seen, times[k]).to(x.dtype)

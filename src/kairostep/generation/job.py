@@ -151,10 +151,14 @@ class Batch:
 
 def make_batch(trained: Trained, request: Request, images: list[int], device: torch.device) -> Batch:
     """Return the images of these numbers."""
-    numbers = torch.tensor(images, device=device)
+    numbers = torch.tensor(images).to(device, non_blocking=True)  # the batch before may still be in the making
     layout = torch.channels_last if device.type == "cuda" and len(trained.shape) == 3 else torch.contiguous_format
     classes = request.classes_of(trained.num_classes)
-    labels = torch.tensor([classes[image % len(classes)] for image in images], device=device) if classes else None
+    labels = (
+        torch.tensor([classes[image % len(classes)] for image in images]).to(device, non_blocking=True)
+        if classes
+        else None
+    )
 
     def noise(step: int) -> Tensor:
         return noise_of_images(request.seed, numbers, step, trained.shape).contiguous(memory_format=layout)
