@@ -1,9 +1,10 @@
 """What a person types, and what is said in return."""
 
 import os
+import re
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,18 @@ from PIL import Image
 import kairostep
 from kairostep.cli import main
 from kairostep.data import cifar10_obtain
-from kairostep.experiments import DATASETS, NETWORKS, PRESETS, PROCESSES, SAMPLERS, WEIGHTINGS, Config
+from kairostep.experiments import (
+    DATASETS,
+    NETWORKS,
+    PRESETS,
+    PROCESSES,
+    SAMPLERS,
+    WEIGHTINGS,
+    Component,
+    Config,
+    preset,
+)
+from kairostep.experiments.command_line import configure, take_preset
 
 TINY = ["--network.channels=8", "--network.multipliers=[1,1]", "--network.blocks=1", "--network.attention=[]"]
 SHORT = ["--steps=2", "--batch_size=4", "--held_out_images=8", "--sample_steps=2", "--workers=0", "--warmup_steps=0"]
@@ -129,9 +141,10 @@ def test_a_run_directory_that_cannot_be_made_is_told(
 
 
 def test_help_lists_every_setting_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["train", "--help"])
+    main(["train", "--sampler=adaptive", "--help"])
     text = capsys.readouterr().out
-    plain = Config()
+    assert "--sampler=adaptive: policy=network" in text
+    plain = replace(preset("digits"), sampler=Component("adaptive"), output="runs/digits-adaptive")
     for field in fields(Config):
         value = getattr(plain, field.name)
         assert f"  --{field.name}={getattr(value, 'name', value)} " in text
@@ -159,39 +172,49 @@ def test_presets_are_listed_with_what_they_are(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    ("arguments", "name"),
+    ("settings", "output"),
     [
-        (["digits"], "digits-unet"),
-        (["digits", "--network=unet"], "digits-unet"),
-        (["digits", "--weighting=min_snr"], "digits-min_snr-unet"),
+        ([], "runs/digits"),
+        (["--network=unet", "--steps=7", "--workers=0"], "runs/digits"),
+        (["--weighting=min_snr"], "runs/digits-min_snr"),
+        (["--sampler=adaptive", "--sampler.floor=0.2"], "runs/digits-adaptive-floor=0.2"),
         (
-            ["digits-flow", "--sampler=logit_normal", "--prediction=x0", "--seed=3"],
-            "digits-flow-x0-logit_normal-unet-seed3",
+            ["--learning_rate=1e-4", "--prediction=x0", "--seed=3"],
+            "runs/digits-prediction=x0-learning_rate=0.0001-seed=3",
         ),
-        (["digits", "--process=edm", "--sampler=log_normal_sigma"], "digits-edm-log_normal_sigma-unet"),
-        (["digits", "--output=some/where"], "../some/where"),
+        (["--network.multipliers=[1, 1]"], "runs/digits-multipliers=[1,1]"),
+        (["--output=some/where", "--seed=3"], "some/where"),
     ],
 )
-def test_a_run_is_named_after_what_was_chosen(arguments: list[str], name: str, tmp_path: Path) -> None:
-    main(["train", *arguments, *QUICK])
-    directory = (tmp_path / "runs" / name).resolve()
-    assert {path.name for path in directory.iterdir()} == {
-        "config.yaml",
-        "metrics.jsonl",
-        "checkpoints",
-        "samples",
-        "model",
-    }
-    assert yaml.safe_load((directory / "config.yaml").read_text())["steps"] == 2
+def test_a_run_is_named_after_what_was_chosen(settings: list[str], output: str) -> None:
+    assert configure("digits", None, settings).output == output
 
 
-def test_the_plain_preset_and_one_choice_name_the_run(tmp_path: Path) -> None:
+def test_long_names_are_cut_and_still_differ() -> None:
+    masses = [f"--sampler.mass={list(range(1, num))}" for num in (60, 61)]
+    names = [configure("digits", None, ["--sampler=tabulated", mass]).output for mass in masses]
+    assert len(set(names)) == 2
+    assert max(map(len, names)) < 150
+
+
+def test_a_run_leaves_these_files(tmp_path: Path) -> None:
+    main(["train", "digits", *QUICK, "--output=run"])
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"config.yaml", "metrics.jsonl", "checkpoints", "samples", "model"}
+
+
+@pytest.mark.parametrize("arguments", [["digits", "--steps", "5"], ["--steps", "5", "digits"], ["--steps=5", "digits"]])
+def test_the_preset_may_stand_anywhere(arguments: list[str]) -> None:
+    name, settings = take_preset(arguments)
+    assert configure(name, None, settings).steps == 5
+
+
+def test_runs_lie_under_runs_unless_told(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"network": {"name": "unet", "channels": 8, "attention": [4]}}))
     common = ["--steps=1", "--batch_size=2", "--held_out_images=0", "--sample_steps=1"]
     main(["train", "digits", *common])
-    main(["train", "digits", "--weighting=min_snr", *common])
     main(["train", "--config", "mine.yaml", *common, "--network.multipliers=[1,1]"])
-    assert {path.name for path in Path("runs").iterdir()} == {"digits", "digits-min_snr", "mine"}
+    assert {path.name for path in Path("runs").iterdir()} == {"digits-batch_size=2", "mine"}
 
 
 def test_a_finished_run_says_so_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,7 +226,7 @@ def test_a_finished_run_says_so_and_changes_nothing(tmp_path: Path, capsys: pyte
         assert "nothing to do, all steps were taken before" in capsys.readouterr().out
         assert contents(tmp_path / "run") == before
     main(["train", "--config=run/config.yaml", "--steps=3"])
-    assert "going on from step 2 of 3" in capsys.readouterr().out
+    assert "going on from step 2 to 3" in capsys.readouterr().out
     assert (tmp_path / "run" / "samples" / "step-00000003.png").is_file()
 
 
@@ -253,7 +276,7 @@ def test_images_that_are_too_small_are_told(photos: Path, capsys: pytest.Capture
 def test_data_prints_where_the_set_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("kairostep.data.obtain_cifar10", lambda folder: folder / "cifar10.npz")
     main(["data", "cifar10", "here"])
-    assert capsys.readouterr().out == "here/cifar10.npz\n"
+    assert capsys.readouterr().out.endswith("--data.path=here/cifar10.npz\n")
 
 
 def test_data_that_cannot_be_had_says_what_was_tried(
@@ -290,9 +313,9 @@ def test_a_real_process_trains_and_leaves_out_a_bad_image(photos: Path) -> None:
     assert ended.stderr.startswith("kairostep: left out images that cannot be read or are too small, 1 of ")
     assert "cats/torn.jpg (" in ended.stderr
     assert ended.stderr.count("\n") == 1
-    assert "run directory runs/images-unet" in ended.stdout
-    assert 'DDPMPipeline.from_pretrained("runs/images-unet/model")' in ended.stdout
-    assert Path("runs/images-unet/model/model_index.json").is_file()
+    directory = re.search("run directory (runs/images-.*)", ended.stdout)[1]
+    assert f'DDPMPipeline.from_pretrained("{directory}/model")' in ended.stdout
+    assert Path(directory, "model", "model_index.json").is_file()
 
 
 def test_a_real_process_is_refused_without_a_traceback() -> None:

@@ -5,9 +5,8 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import kairostep
 
@@ -104,12 +103,15 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run_train(known: argparse.Namespace, settings: Sequence[str]) -> None:
     """Train, or go on with a run."""
+    from kairostep.experiments.command_line import configure, settings_help, take_preset
+
+    name, settings = take_preset(settings)
     if known.help:
-        print(known.parser.format_help() + "\n" + settings_help())
+        config = configure(name if known.config else name or "digits", known.config, settings)
+        print(known.parser.format_help() + "\n" + settings_help(config))
         return
     from kairostep.training import Run, RunError
 
-    name, settings = take_preset(settings)
     config = configure(name, known.config, settings)
     run = Run(config)  # ValueError: what the user asked for cannot be
     if run.accelerator.is_main_process:
@@ -121,41 +123,6 @@ def run_train(known: argparse.Namespace, settings: Sequence[str]) -> None:
         fail(str(error), RUN_ERROR)
     if was_finished and run.accelerator.is_main_process:
         print("nothing to do, all steps were taken before: raise --steps to go on, or pass another --output")
-
-
-def take_preset(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the one argument that is neither --key=value nor the value of a --key before it, and the others."""
-    for position, argument in enumerate(arguments):
-        before = arguments[position - 1] if position else ""
-        if not argument.startswith("--") and ("=" in before or not before.startswith("--")):
-            return argument, [*arguments[:position], *arguments[position + 1 :]]
-    return None, list(arguments)
-
-
-def configure(name: str | None, path: Path | None, settings: Sequence[str]) -> Any:
-    """Return the config of a preset or a file with the settings applied, and an output directory."""
-    from kairostep.experiments.config import load, with_overrides
-    from kairostep.experiments.presets import preset
-
-    if (name is None) == (path is None):
-        raise ValueError("train takes a preset or --config FILE: `kairostep presets` lists the presets")
-    if path is not None:
-        config = with_overrides(load(path), settings)
-        return config if config.output else replace(config, output=f"runs/{path.stem}")
-    assert name is not None
-    plain = preset(name)
-    config = with_overrides(plain, settings)
-    return config if config.output else replace(config, output=f"runs/{run_name(name, plain, config)}")
-
-
-def run_name(name: str, plain: Any, config: Any) -> str:
-    """Return the preset's name and, after it, what was chosen otherwise."""
-    parts = [name]
-    for key in ("process", "prediction", "weighting", "sampler", "network"):
-        chosen = getattr(config, key)
-        if chosen != getattr(plain, key):
-            parts.append(str(getattr(chosen, "name", chosen)))
-    return "-".join(parts + ([f"seed{config.seed}"] if config.seed != plain.seed else []))
 
 
 def add_generate(parser: argparse.ArgumentParser) -> None:
@@ -264,20 +231,8 @@ def run_data(known: argparse.Namespace, settings: Sequence[str]) -> None:
     """Obtain CIFAR-10."""
     from kairostep.data import obtain_cifar10
 
-    print(obtain_cifar10(known.folder))
-
-
-def settings_help() -> str:
-    """Return one line for each setting, and the names that parts can have."""
-    from kairostep import experiments
-
-    plain = experiments.Config()
-    lines = []
-    for field in fields(plain):
-        value = getattr(plain, field.name)
-        lines.append(f"  --{field.name}={getattr(value, 'name', value)}".ljust(32) + f" {field.metadata['help']}")
-    named = [f"  --{kind}: {', '.join(table)}" for kind, table in experiments.TABLES.items()]
-    return "\n".join(["settings and their defaults:", *lines, "", "names:", *named])
+    logging.getLogger("kairostep").setLevel(logging.INFO)  # says where it comes from
+    print(f"train on it with: kairostep train cifar10-small --data.path={obtain_cifar10(known.folder)}")
 
 
 def fail(message: str, code: int) -> NoReturn:

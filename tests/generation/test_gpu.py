@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from kairostep.diffusion import EPSILON, VELOCITY, DiscreteProcess, EDMProcess, FlowProcess, Objective
 from kairostep.diffusion.process import Process
 from kairostep.experiments import Config, Trained
-from kairostep.generation import generate, noise_of_images
+from kairostep.generation import NoiseOfImages, generate, noise_of_images
 from kairostep.generation.job import Request, generate_images
 from kairostep.networks import ddpm_unet
 
@@ -52,8 +52,7 @@ def test_samples_are_those_of_a_cpu_and_nothing_waits(process: Process, solver: 
         model = network(device)
         numbers = torch.arange(4, device=device)
 
-        def noise_at(step: int, numbers: torch.Tensor = numbers) -> torch.Tensor:
-            return noise_of_images(0, numbers, step, SHAPE)
+        start, noise_at = noise_of_images(0, numbers, 0, SHAPE), NoiseOfImages(0, numbers, SHAPE)
 
         def seen(x: torch.Tensor, time: torch.Tensor, model: torch.nn.Module = model) -> torch.Tensor:
             torch.cuda.set_sync_debug_mode("error")  # from the first evaluation on
@@ -61,7 +60,7 @@ def test_samples_are_those_of_a_cpu_and_nothing_waits(process: Process, solver: 
             return output
 
         try:
-            samples = generate(seen, process, prediction, noise_at(0), solver=solver, steps=6, step_noise=noise_at)
+            samples = generate(seen, process, prediction, start, solver=solver, steps=6, step_noise=noise_at)
         finally:
             torch.cuda.set_sync_debug_mode("default")
         made.append(samples.cpu())

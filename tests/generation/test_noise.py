@@ -5,7 +5,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from kairostep.generation import noise_of_images
+from kairostep.generation import NoiseOfImages, noise_of_images
 
 SHAPE = (3, 8, 8)
 
@@ -72,6 +72,15 @@ def test_far_tails_are_reached() -> None:
     noise = noise_of_images(0, torch.arange(1000), 0, (1000,))
     assert 4.4 < float(noise.abs().max()) < 6.5
     assert bool(noise.isfinite().all())
+
+
+@pytest.mark.parametrize("num", [3, 2000, 6000])
+def test_noise_made_some_steps_ahead_is_the_same(num: int) -> None:
+    images = torch.arange(num)
+    noise = NoiseOfImages(5, images, SHAPE)
+    assert noise.at_once == {3: 16, 2000: 2, 6000: 1}[num]
+    for step in (1, 2, 3, 17, 18, 4):
+        assert torch.equal(noise(step), noise_of_images(5, images, step, SHAPE))
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63])

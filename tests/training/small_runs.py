@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import kairostep.cli
+from kairostep.experiments import command_line
 from kairostep.training import Run
 from kairostep.training.checkpoint import read
 
@@ -63,7 +64,7 @@ def arguments(directory: Path, settings: Mapping[str, Any], preset: str = "digit
 
 
 def configure(directory: Path, settings: Mapping[str, Any], preset: str = "digits") -> Any:
-    return kairostep.cli.configure(preset, None, arguments(directory, settings, preset)[2:])
+    return command_line.configure(preset, None, arguments(directory, settings, preset)[2:])
 
 
 def train_here(directory: Path, settings: Mapping[str, Any], preset: str = "digits") -> Run:

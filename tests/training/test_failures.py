@@ -221,7 +221,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
     assert child.join() == 0, child.output
     assert f"{newest} is damaged" in child.output
     assert "using the one before" in child.output
-    assert "going on from step 14 of 50" in child.output
+    assert "going on from step 14 to 50" in child.output
     assert_same_run(half_run, whole_runs("adaptive", ADAPTIVE))
 
 

@@ -66,7 +66,7 @@ def test_the_command_in_the_message_works_in_a_shell(tmp_path: Path, whole_runs:
         found[2], shell=True, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE
     )
     assert again.returncode == 0, again.stderr
-    assert f"going on from step {found[1]} of" in again.stdout
+    assert f"going on from step {found[1]} to" in again.stdout
     assert_same_run(directory, whole_runs("adaptive", ADAPTIVE))
 
 

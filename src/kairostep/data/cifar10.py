@@ -23,7 +23,7 @@ def load_cifar10(path: Path | str, split: str = "train", *, check: bool = True, 
     if source is None or not source.exists():
         raise ValueError(
             f"path must be a file or a folder of CIFAR-10, got {path}: "
-            f"make one with `kairostep.data.obtain_cifar10({str(path)!r})`"
+            "make one with `kairostep data cifar10 FOLDER` and pass FOLDER/cifar10.npz"
         )
     content = files.read(source, complete=check)
     if check:

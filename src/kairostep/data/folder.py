@@ -36,7 +36,7 @@ def load_folder(
     split: "train", or "test" for the part that is held out.
     channels: 3 for colour, 1 for grey.
     classes: "auto" takes the subfolders, sorted by name, if every image lies in one of several; "none" takes none.
-    held_out: share of the images in "test", chosen by a hash of their names; none of fewer than 50.
+    held_out: share of the images in "test", chosen by a hash of their names, one at least; none of under 50.
     bad_images: "skip" leaves out what cannot be read or is too small and logs it; "refuse" raises.
     in_memory_bytes: a set that is larger when decoded streams from its files.
     """
@@ -92,13 +92,20 @@ def label_by_subfolder(names: Sequence[str]) -> tuple[tuple[int, ...] | None, in
 
 def is_held_out(name: str, share: float) -> bool:
     """Return whether an image belongs to the held-out share: a function of its name alone."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") < share * 2**64
+    return _hash(name) < share * 2**64
+
+
+def _hash(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
 
 def _rows_of_split(folder: Path, names: Sequence[str], split: str, held_out: float) -> list[int]:
     if len(names) < MIN_TO_HOLD_OUT:
         held_out = 0.0
-    rows = [row for row, name in enumerate(names) if is_held_out(name, held_out) == (split == "test")]
+    held = {row for row, name in enumerate(names) if is_held_out(name, held_out)}
+    if held_out and not held:
+        held = {min(range(len(names)), key=lambda row: _hash(names[row]))}  # one at least
+    rows = sorted(held) if split == "test" else [row for row in range(len(names)) if row not in held]
     if not rows:
         raise NothingHeldOut(
             f"split {split!r} must have at least one image, got none of the {len(names)} in {folder} at "

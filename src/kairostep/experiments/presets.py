@@ -81,7 +81,7 @@ CIFAR10_SMALL = replace(
 
 IMAGES = Config(
     data=part("images", size=64),
-    network=part("unet", channels=64, multipliers=[1, 2, 4, 4], blocks=2, attention=[16, 8], dropout=0.0),
+    network=part("unet", channels=64, multipliers=[1, 2, 4, 4], blocks=2, attention=None, dropout=0.0),
     process=part("cosine"),
     steps=50_000,
     batch_size=64,

@@ -19,7 +19,7 @@ from kairostep.experiments.trained import Trained
 from kairostep.generation.generate import generate
 from kairostep.generation.grid import to_bytes
 from kairostep.generation.image_files import FORMATS, ImageFiles
-from kairostep.generation.noise import noise_of_images
+from kairostep.generation.noise import NoiseOfImages, noise_of_images
 from kairostep.generation.record import check_record, write_record
 from kairostep.generation.solvers import network_evaluations, steps_of
 from kairostep.timesteps.arguments import choice, count, nonnegative
@@ -160,26 +160,22 @@ def make_batch(trained: Trained, request: Request, images: list[int], device: to
         else None
     )
 
-    def noise(step: int) -> Tensor:
-        return noise_of_images(request.seed, numbers, step, trained.shape).contiguous(memory_format=layout)
-
+    added = NoiseOfImages(request.seed, numbers, trained.shape)
     with torch.autocast(device.type, torch.bfloat16) if request.precision == "bf16" else nullcontext():
         samples = generate(
             trained.model,
             trained.process,
             trained.prediction,
-            noise(0),
+            noise_of_images(request.seed, numbers, 0, trained.shape).contiguous(memory_format=layout),
             solver=request.solver,
             steps=request.steps,
             clip=trained.clip,
             labels=labels,
             guidance=request.guidance,
             null_label=trained.num_classes,
-            step_noise=noise,
+            step_noise=lambda step: added(step).contiguous(memory_format=layout),
         )
-    pixels = torch.cat(
-        [to_bytes(trained.to_pixels(part)) for part in torch.split(samples, DECODED_ROWS)]
-    )  # (B, C, H, W)
+    pixels = torch.cat([to_bytes(trained.to_pixels(part)) for part in torch.split(samples, DECODED_ROWS)])
     return Batch(images, pixels.permute(0, 2, 3, 1), samples.isfinite().all())
 
 

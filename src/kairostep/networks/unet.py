@@ -6,6 +6,8 @@ from diffusers.models.unets.unet_2d import UNet2DModel
 
 from kairostep.timesteps.arguments import below_one, count
 
+MAX_ATTENTION = 16  # the resolution up to which there is attention unless told: beyond, it costs more than the rest
+
 
 def ddpm_unet(
     sample_size: int,  # height and width of the input
@@ -14,14 +16,15 @@ def ddpm_unet(
     channels: int = 128,
     multipliers: tuple[int, ...] = (1, 2, 2, 2),  # of channels, one per resolution
     blocks: int = 2,  # residual blocks per resolution
-    attention: tuple[int, ...] = (16,),  # resolutions with attention; the middle block always has it
+    attention: tuple[int, ...] | None = (16,),  # resolutions with attention; None: all up to 16
     head_channels: int | None = None,  # None: one head
     dropout: float = 0.1,
     num_classes: int | None = None,  # real classes; label num_classes is the null class
 ) -> UNet2DModel:
     """Return a U-Net that halves the sample between resolutions; the defaults are DDPM's for CIFAR-10.
 
-    LDM's for CelebA-HQ has channels=224, multipliers=(1, 2, 3, 4), attention=(32, 16, 8), head_channels=32.
+    The middle block always has attention. LDM's for CelebA-HQ has channels=224, multipliers=(1, 2, 3, 4),
+    attention=(32, 16, 8), head_channels=32.
     """
     resolutions = _resolutions(sample_size, len(multipliers))
     widths = tuple(count("channels", channels, at_least=4) * count("multipliers", m) for m in multipliers)
@@ -58,12 +61,14 @@ def _resolutions(sample_size: int, num_resolutions: int) -> list[int]:
     return [sample_size >> level for level in range(num_resolutions)]
 
 
-def _attends(attention: tuple[int, ...], resolutions: list[int]) -> list[bool]:
+def _attends(attention: tuple[int, ...] | None, resolutions: list[int]) -> list[bool]:
+    if attention is None:
+        return [resolution <= MAX_ATTENTION for resolution in resolutions]
     unknown = sorted(set(attention) - set(resolutions))
     if unknown:
         raise ValueError(
             f"attention must name resolutions of this U-Net, {resolutions}, got {unknown}: "
-            "pass some of them, or () for the middle block alone"
+            "pass some of them, [] for the middle block alone, or None (null) for all up to 16"
         )
     return [resolution in attention for resolution in resolutions]
 

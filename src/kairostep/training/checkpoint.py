@@ -73,6 +73,7 @@ def write(path: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> Non
     temporary = path.with_name(f".{path.name}")
     try:
         save_file(tensors, temporary, metadata=header)
+        temporary.chmod(usual_mode())
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -130,6 +131,13 @@ def digest(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
         sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         sha.update(tensor.flatten().view(torch.uint8).numpy().data)
     return sha.hexdigest()
+
+
+def usual_mode() -> int:
+    """Return the mode of files that a process makes; safetensors makes them readable for their owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def sync_directory(directory: Path) -> None:

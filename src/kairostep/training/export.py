@@ -13,6 +13,7 @@ from kairostep.data import LatentSet
 from kairostep.diffusion import EDMProcess, FlowProcess
 from kairostep.experiments import Experiment
 from kairostep.generation import native_prediction, scheduler_for
+from kairostep.training.checkpoint import usual_mode
 
 
 def export(experiment: Experiment, model: nn.Module, directory: Path) -> str:
@@ -22,14 +23,22 @@ def export(experiment: Experiment, model: nn.Module, directory: Path) -> str:
     parts = parts_of(experiment, model)
     if fits_ddpm_pipeline(experiment, parts):
         DDPMPipeline(**parts).save_pretrained(temporary)
-        code = f'DDPMPipeline.from_pretrained("{directory}")'
+        code = loading(DDPMPipeline, directory)
     else:
         for name, part in parts.items():
             part.save_pretrained(temporary / name)
-        code = ", ".join(f'{type(part).__name__}.from_pretrained("{directory / name}")' for name, part in parts.items())
+        code = "; ".join(loading(type(part), directory / name) for name, part in parts.items())
+    for path in temporary.rglob("*.safetensors"):
+        path.chmod(usual_mode())
     shutil.rmtree(directory, ignore_errors=True)
     temporary.rename(directory)
     return code
+
+
+def loading(kind: type, folder: Path) -> str:
+    """Return the code that loads an object of this class from a folder."""
+    package = "diffusers" if kind.__module__.startswith("diffusers.") else "kairostep.networks"
+    return f'from {package} import {kind.__name__}; {kind.__name__}.from_pretrained("{folder}")'
 
 
 def parts_of(experiment: Experiment, model: nn.Module) -> dict[str, Any]:

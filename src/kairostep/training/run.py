@@ -4,6 +4,7 @@ import itertools
 import logging
 import math
 import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -70,12 +71,14 @@ class Run:
         config, step = self.config, self.trainer.step_number
         num_parameters = sum(p.numel() for p in self.trainer.network.parameters()) / 1e6
         parts = (config.process.name, config.prediction, config.weighting.name, config.sampler.name)
-        start = f"going on from step {step} of {config.steps}" if step else f"{config.steps} steps"
+        start = f"going on from step {step} to {config.steps}" if step else f"{config.steps} steps"
+        held_out = f", {len(self.examiner.held_out[0])} held out" if self.examiner.held_out else ", none held out"
+        classes = f", {self.experiment.num_classes} classes" if self.experiment.num_classes else ""
         return (
-            f"{config.data.name}, {len(self.experiment.dataset)} x {self.experiment.dataset.shape}; "
+            f"{config.data.name}: {len(self.experiment.dataset)} x {self.experiment.dataset.shape}{classes}{held_out}; "
             f"{config.network.name} of {num_parameters:.2f}M parameters; {', '.join(map(str, parts))}\n"
-            f"{start} of {config.batch_size} on {self.accelerator.num_processes} x {self.accelerator.device}, "
-            f"{config.precision}; run directory {self.directory}"
+            f"{start}, {config.batch_size} images each, on {self.accelerator.num_processes} x "
+            f"{self.accelerator.device.type}, {config.precision}; run directory {self.directory}"
         )
 
     def train(self) -> None:
@@ -139,20 +142,25 @@ class Run:
     def _measure(self, bar: "tqdm[Any]") -> dict[str, Any]:
         """Return what is due at this step: losses and the sampler's state, its density, the held-out loss."""
         line: dict[str, Any] = {}
-        config, step = self.config, self.trainer.step_number
+        config, on_main = self.config, self.accelerator.is_main_process
         if self._due(config.log_every):
             line |= self._progress()
             bar.set_postfix_str(f"loss {line['loss']:.4f}, {line['images'] / line['seconds']:.0f} images/s")
         if self._due(config.density_every):
             line["density"] = self.trainer.sampler.density().tolist()
-        on_main = self.accelerator.is_main_process
-        evaluates = self._due(config.evaluate_every) or self._due(config.checkpoint_every)
-        if evaluates and on_main and self.examiner.held_out is not None:
-            with self.clock.paused():
-                line["held_out"] = self.examiner.evaluate()
-            if bar.disable:
-                print(f"step {step}/{config.steps}: held-out loss {line['held_out']['loss']:.5f}", flush=True)
+        if on_main and (self._due(config.evaluate_every) or self._due(config.checkpoint_every)):
+            if self.examiner.held_out is not None:
+                with self.clock.paused():
+                    line["held_out"] = self.examiner.evaluate()
+            bar.write(self._told(line), file=sys.stdout)
         return line
+
+    def _told(self, line: dict[str, Any]) -> str:
+        """Return a line for people."""
+        told = f"step {self.trainer.step_number}/{self.config.steps}"
+        if "loss" in line:
+            told += f": loss {line['loss']:.5f}"
+        return told + (f", held-out loss {line['held_out']['loss']:.5f}" if "held_out" in line else "")
 
     def _progress(self) -> dict[str, Any]:
         summary = self.recorder.summary()
@@ -264,4 +272,5 @@ class Run:
             code = export(self.experiment, self.trainer.ema.model, self.directory / "model")
         self._save_samples()
         print(f"trained {self.trainer.step_number} steps in {self.clock.seconds():.0f} s: {self.directory}", flush=True)
-        print(f"load the model with {code}", flush=True)
+        print(f"make images with: kairostep generate {shlex.quote(str(self.directory))}", flush=True)
+        print(f"or load the model: {code}", flush=True)

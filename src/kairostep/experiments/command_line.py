@@ -1,0 +1,80 @@
+"""From what a person types to a config, and what there is to type."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+from kairostep.experiments.components import TABLES, options_of
+from kairostep.experiments.config import LATER, Config, load, to_dict, with_overrides
+from kairostep.experiments.presets import preset
+
+MAX_NAME = 120  # characters of a run's name, before it is cut and given a digest
+
+
+def take_preset(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the one argument that is neither --key=value nor the value of a --key before it, and the others."""
+    for position, argument in enumerate(arguments):
+        before = arguments[position - 1] if position else ""
+        if not argument.startswith("--") and ("=" in before or not before.startswith("--")):
+            return argument, [*arguments[:position], *arguments[position + 1 :]]
+    return None, list(arguments)
+
+
+def configure(name: str | None, path: Path | None, settings: Sequence[str]) -> Config:
+    """Return the config of a preset or a file with the settings applied, and an output directory."""
+    if (name is None) == (path is None):
+        raise ValueError("train takes a preset or --config FILE: `kairostep presets` lists the presets")
+    if path is not None:
+        config = with_overrides(load(path), settings)
+        return config if config.output else replace(config, output=f"runs/{path.stem}")
+    assert name is not None
+    plain = preset(name)
+    config = with_overrides(plain, settings)
+    return config if config.output else replace(config, output=f"runs/{run_name(name, plain, config)}")
+
+
+def run_name(name: str, plain: Config, config: Config) -> str:
+    """Return the preset's name and, after it, what was chosen otherwise and decides the weights."""
+    before, after, parts = to_dict(plain), to_dict(config), [name]
+    for key, value in after.items():
+        if value == before[key] or key in {*LATER, "data", "autoencoder"}:
+            continue
+        if not isinstance(value, dict):
+            parts.append(f"{key}={value}")
+            continue
+        old = before[key] if before[key]["name"] == value["name"] else {}
+        parts += [value["name"]] if not old else []
+        changed = [option for option in value if option != "name" and old.get(option) != value[option]]
+        parts += [f"{option}={value[option]}" for option in changed]
+    named = "-".join(parts).replace("/", "_").replace(" ", "")
+    return named if len(named) <= MAX_NAME else f"{named[:MAX_NAME]}-{hashlib.sha256(named.encode()).hexdigest()[:8]}"
+
+
+def settings_help(config: Config) -> str:
+    """Return one line for each setting, the names that parts can have, and the options of those that are chosen."""
+    lines, options = [], []
+    for kind, table in TABLES.items():
+        chosen = getattr(config, kind)
+        if chosen.name in table:
+            given = chosen.options
+            shown = [
+                f"{name}={given.get(name, option.default)}" for name, option in options_of(table[chosen.name]).items()
+            ]
+            options.append(f"  --{kind}={chosen.name}: {', '.join(shown) or 'none'}")
+    for field in fields(config):
+        value = getattr(config, field.name)
+        lines.append(f"  --{field.name}={getattr(value, 'name', value)}".ljust(32) + f" {field.metadata['help']}")
+    named = [f"  --{kind}: {', '.join(table)}" for kind, table in TABLES.items()]
+    return "\n".join(
+        [
+            "settings, as the preset or the defaults have them:",
+            *lines,
+            "",
+            "names of the parts:",
+            *named,
+            "",
+            "options of the parts chosen here, each as --part.option=value:",
+            *options,
+        ]
+    )
