@@ -6,7 +6,8 @@
 DDPM beside DDPMPipeline and DDIM beside DDIMPipeline, from noise to pixels on the host. A turn is one batch; both take
 turns in every round, in random order; the ratio of speeds is that of turns in the same round, averaged over rounds,
 with its 95 % interval. Ours is what `kairostep generate` does for a batch, its noise seeded by image. The last column
-is the same ratio for the pipeline beside itself: what the machine's noise alone gives.
+is the same ratio for the pipeline beside itself: what the machine's noise alone gives. Repeat the command: on a shared
+CPU the ratio moves more between runs than its interval says.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 """Train diffusion and flow models at the timesteps that matter."""
 
+from kairostep import evaluation as evaluation
 from kairostep.diffusion import EPSILON as EPSILON
 from kairostep.diffusion import VELOCITY as VELOCITY
 from kairostep.diffusion import X0 as X0

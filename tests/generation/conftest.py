@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import `exact`."""
+"""Lets the tests of this folder import `exact` and `small_network`."""
 
 import sys
 from pathlib import Path

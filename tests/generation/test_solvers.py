@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import DDPMPipeline, DDPMScheduler, FlowMatchHeunDiscreteScheduler, HeunDiscreteScheduler, UNet2DModel
+from diffusers import DDPMPipeline, DDPMScheduler, FlowMatchHeunDiscreteScheduler, HeunDiscreteScheduler
 from diffusers.pipelines.ddpm import pipeline_ddpm
 from diffusers.schedulers import scheduling_ddpm
 from exact import COVARIANCE, MEAN, ExactGaussian, natural, square_root
+from small_network import network, our_noise
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -19,7 +20,6 @@ from kairostep.diffusion import EPSILON, VELOCITY, X0, DiscreteProcess, EDMProce
 from kairostep.diffusion.process import Process
 from kairostep.generation import generate, network_evaluations, noise_of_images, steps_of
 from kairostep.generation.solvers import plan_for
-from kairostep.networks import ddpm_unet
 
 PROCESSES: dict[str, Process] = {
     "linear": DiscreteProcess.linear(),
@@ -29,21 +29,7 @@ PROCESSES: dict[str, Process] = {
     "edm": EDMProcess(),
     "edm, other range": EDMProcess(sigma_data=0.7, sigma_min=0.01, sigma_max=50.0),
 }
-SHAPE = (3, 8, 8)
-IMAGES = torch.arange(2)
 PREDICTIONS = {EPSILON: "epsilon", X0: "sample", V: "v_prediction"}
-
-
-def network(**options: Any) -> UNet2DModel:
-    torch.manual_seed(0)
-    model = ddpm_unet(8, 3, channels=8, multipliers=(1, 2), blocks=1, attention=(), dropout=0.0, **options)
-    for parameter in model.parameters():  # diffusers starts some at 0
-        torch.nn.init.normal_(parameter, std=0.1)
-    return model.eval()
-
-
-def our_noise(step: int) -> Tensor:
-    return noise_of_images(0, IMAGES, step, SHAPE)
 
 
 # Against diffusers
@@ -282,40 +268,3 @@ def test_heun_starts_where_karras_et_al_do_or_where_the_process_does() -> None:
 def test_what_cannot_be_is_refused(process: Process, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         generate(network(), process, natural(process), our_noise(0), **options)
-
-
-# Classes
-
-
-@pytest.mark.parametrize("solver", ["ddpm", "ddim", "heun"])
-def test_guidance_is_null_plus_so_much_of_the_difference(solver: str) -> None:
-    model, labels, process = network(num_classes=3), torch.tensor([0, 2]), DiscreteProcess.linear()
-    options: dict[str, Any] = {"solver": solver, "steps": 3, "step_noise": our_noise}
-
-    def by_hand(x: Tensor, time: Tensor) -> Tensor:
-        null, conditional = (model(x, time, class_labels=which).sample for which in (torch.full((2,), 3), labels))
-        return null + 2.5 * (conditional - null)
-
-    guided = generate(model, process, EPSILON, our_noise(0), labels=labels, guidance=2.5, null_label=3, **options)
-    assert_close(guided, generate(by_hand, process, EPSILON, our_noise(0), **options), rtol=1e-3, atol=1e-3)
-    plain = generate(model, process, EPSILON, our_noise(0), labels=labels, **options)
-    assert not torch.allclose(guided, plain)
-    assert (network_evaluations("ddim", 3), network_evaluations("ddim", 3, 2.5)) == (3, 6)
-
-
-def test_without_guidance_the_batch_is_not_doubled() -> None:
-    seen = []
-
-    def model(x: Tensor, time: Tensor, class_labels: Tensor) -> Tensor:
-        seen.append((len(x), class_labels.tolist()))
-        return torch.zeros_like(x)
-
-    generate(model, DiscreteProcess.linear(), EPSILON, our_noise(0), steps=2, labels=IMAGES, null_label=3)
-    assert seen == [(2, [0, 1])] * 2
-
-
-@pytest.mark.parametrize("solver", ["ddpm", "ddim", "heun"])
-def test_the_global_stream_is_left_alone(solver: str) -> None:
-    model, before = network(), torch.get_rng_state()
-    generate(model, DiscreteProcess.linear(), EPSILON, our_noise(0), solver=solver, steps=3, step_noise=our_noise)
-    assert torch.equal(torch.get_rng_state(), before)

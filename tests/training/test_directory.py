@@ -28,7 +28,7 @@ def test_a_second_run_in_the_same_directory_is_refused_and_changes_nothing(tmp_p
     config = (directory / "config.yaml").read_text()
     second = Child(arguments(directory, {**endless, "log_every": 3}), tmp_path / "second")
     assert second.join() == 2
-    assert "in which another is training" in second.output
+    assert "in which another is at work" in second.output
     assert num_lines(directory) >= 3
     assert (directory / "config.yaml").read_text() == config
     first.send(signal.SIGKILL)

@@ -45,6 +45,15 @@ class Dataset(ABC):
         samples, labels = zip(*(self.read(row) for row in range(len(self))), strict=True)
         return torch.stack(samples), torch.tensor(labels)
 
+    def read_some(self, num: int) -> tuple[Tensor, Tensor]:
+        """Return so many samples as they are stored, all if there are fewer, and their labels.
+
+        They are spread evenly over the set, which may be sorted by class.
+        """
+        num = min(num, len(self))
+        samples, labels = zip(*(self.read(row * len(self) // num) for row in range(num)), strict=True)
+        return torch.stack(samples), torch.tensor(labels)
+
     @property
     def num_bytes(self) -> int:
         """Size of the whole set as it is stored."""

@@ -34,10 +34,10 @@ class HeldOutData:
 
     @classmethod
     def of(cls, dataset: Dataset, num: int, device: torch.device, *, classes: bool, pixels: bool) -> "HeldOutData":
-        """Return the first `num` rows of a set, all if there are fewer."""
-        samples, labels = zip(*(dataset.read(row) for row in range(min(num, len(dataset)))), strict=True)
-        x0 = dataset.to_x0(torch.stack(samples).to(device), None)
-        kept = torch.tensor(labels, device=device) if classes else None
+        """Return `num` rows spread over a set, all if there are fewer: those of the losses during training."""
+        samples, labels = dataset.read_some(num)
+        x0 = dataset.to_x0(samples.to(device), None)
+        kept = labels.to(device) if classes else None
         return cls(x0, kept, LEVELS if pixels else None, dataset.fingerprint())
 
 

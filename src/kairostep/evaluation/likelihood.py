@@ -20,7 +20,7 @@ class HeldOut:
 
     loss: float  # squared error of what is predicted, unweighted, at uniform t
     loss_error: float
-    vlb: float  # the same error under the weights of the variational bound, in nats per dimension
+    vlb: float  # the same error under the weights of the bound, averaged over t: a step's mean share, in nats/dim
     vlb_error: float
     num_evaluations: int
 

@@ -48,7 +48,7 @@ def write_config(directory: Path, config: Config, device: torch.device, world_si
 
 
 class DirectoryLock:
-    """Makes the directory, and keeps other processes from training in it until released or until this one ends."""
+    """Makes the directory, and keeps other processes from writing there until released or until this one ends."""
 
     def __init__(self, directory: Path) -> None:
         self.path, self.file = directory / ".lock", None
@@ -65,7 +65,7 @@ class DirectoryLock:
         except (BlockingIOError, PermissionError) as error:
             self.file.close()
             raise ValueError(
-                f"a run directory must be written by one run at a time, got {directory}, in which another is training: "
+                f"a directory must be written by one command at a time, got {directory}, in which another is at work: "
                 "wait for it, stop it, or pass another --output"
             ) from error
 

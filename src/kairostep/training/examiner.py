@@ -27,11 +27,9 @@ class Examiner:
         self.held_out = None if dataset is None else self._read(dataset, config.held_out_images)
 
     def _read(self, dataset: Dataset, num: int) -> tuple[Tensor, Tensor | None]:
-        """Return x0 and labels of so many rows, spread over the set, which may be sorted by class."""
-        rows = [row * len(dataset) // min(num, len(dataset)) for row in range(min(num, len(dataset)))]
-        samples, labels = zip(*(dataset.read(row) for row in rows), strict=True)
-        x0 = dataset.to_x0(torch.stack(samples).to(self.accelerator.device), None)
-        return x0, torch.tensor(labels, device=x0.device) if self.experiment.num_classes else None
+        samples, labels = dataset.read_some(num)
+        x0 = dataset.to_x0(samples.to(self.accelerator.device), None)
+        return x0, labels.to(x0.device) if self.experiment.num_classes else None
 
     def evaluate(self) -> dict[str, float]:
         """Return the held-out losses."""
