@@ -272,6 +272,6 @@ def test_an_npz_in_another_layout_is_refused(
 def test_where_nothing_lies_the_way_to_get_it_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(
         ValueError,
-        match=r"path must be a file or a folder of CIFAR-10, got .*make one with `kairostep data cifar10 FOLDER`",
+        match=r"path must be a file or a folder of CIFAR-10, got .*kairostep data cifar10",
     ):
         load_cifar10(tmp_path / name)
