@@ -183,6 +183,7 @@ def test_presets_are_listed_with_what_they_are(capsys: pytest.CaptureFixture[str
             "runs/digits-prediction=x0-learning_rate=0.0001-seed=3",
         ),
         (["--network.multipliers=[1, 1]"], "runs/digits-multipliers=[1,1]"),
+        (["--data=images", "--data.folder=a/b", "--data.size=48"], "runs/digits-images-size=48"),
         (["--output=some/where", "--seed=3"], "some/where"),
     ],
 )

@@ -9,6 +9,7 @@ from kairostep.experiments.components import TABLES, options_of
 from kairostep.experiments.config import LATER, Config, load, to_dict, with_overrides
 from kairostep.experiments.presets import preset
 
+UNNAMED = ("name", "folder", "path")  # places of data would make names of runs long
 MAX_NAME = 120  # characters of a run's name, before it is cut and given a digest
 
 
@@ -38,14 +39,14 @@ def run_name(name: str, plain: Config, config: Config) -> str:
     """Return the preset's name and, after it, what was chosen otherwise and decides the weights."""
     before, after, parts = to_dict(plain), to_dict(config), [name]
     for key, value in after.items():
-        if value == before[key] or key in {*LATER, "data", "autoencoder"}:
+        if value == before[key] or key in {*LATER, "autoencoder"}:
             continue
         if not isinstance(value, dict):
             parts.append(f"{key}={value}")
             continue
         old = before[key] if before[key]["name"] == value["name"] else {}
         parts += [value["name"]] if not old else []
-        changed = [option for option in value if option != "name" and old.get(option) != value[option]]
+        changed = [option for option in value if option not in UNNAMED and old.get(option) != value[option]]
         parts += [f"{option}={value[option]}" for option in changed]
     named = "-".join(parts).replace("/", "_").replace(" ", "")
     return named if len(named) <= MAX_NAME else f"{named[:MAX_NAME]}-{hashlib.sha256(named.encode()).hexdigest()[:8]}"
