@@ -11,12 +11,8 @@ CPU the ratio moves more between runs than its interval says.
 """
 
 import argparse
-import math
 import platform
-import random
 import statistics
-import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -24,13 +20,12 @@ from pathlib import Path
 import torch
 from diffusers import DDIMPipeline, DDIMScheduler, DDPMPipeline
 from diffusers.utils import logging
+from side_by_side import Turn, ratio_of_speeds, take_turns
 
 from kairostep.experiments import Component, Trained, preset
 from kairostep.experiments.experiment import make_network, make_objective
 from kairostep.generation import scheduler_for
 from kairostep.generation.job import Request, make_batch
-
-Turn = Callable[[], None]
 
 
 def untrained(name: str, device: torch.device) -> Trained:
@@ -82,38 +77,15 @@ def pipeline_turn(trained: Trained, request: Request, device: torch.device) -> T
     return turn
 
 
-def seconds_of(turn: Turn, device: torch.device) -> float:
-    """Return the time of one turn."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    turn()
-    return time.perf_counter() - start
-
-
 def measure(name: str, request: Request, rounds: int, device: torch.device) -> str:
     """Return the line of one preset and solver."""
     trained = untrained(name, device)
     turns = {"ours": our_turn(trained, request, device)}
     turns |= {key: pipeline_turn(trained, request, device) for key in ("pipeline", "again")}
-    seconds: dict[str, list[float]] = {key: [] for key in turns}
-    order = list(turns)
-    for round_ in range(rounds + 1):
-        random.Random(round_).shuffle(order)
-        for key in order:
-            taken = seconds_of(turns[key], device)
-            if round_:  # the first warms up
-                seconds[key].append(taken)
+    seconds = take_turns(turns, rounds, device)
     rate = {key: request.batch_size / statistics.median(values) for key, values in seconds.items()}
-    ratios = [interval(seconds["pipeline"], seconds[key]) for key in ("ours", "again")]
+    ratios = [ratio_of_speeds(seconds["pipeline"], seconds[key]) for key in ("ours", "again")]
     return f"{name:15} {request.solver:6} {rate['ours']:9.1f} {rate['pipeline']:9.1f}   {ratios[0]:21}   {ratios[1]}"
-
-
-def interval(base: list[float], other: list[float]) -> str:
-    """Return the geometric mean of base / other over rounds and its 95 % interval: the ratio of speeds."""
-    logs = [math.log(b / o) for b, o in zip(base, other, strict=True)]
-    mean, half = statistics.fmean(logs), 1.96 * statistics.stdev(logs) / math.sqrt(len(logs))
-    return f"{math.exp(mean):.3f} ({math.exp(mean - half):.3f}, {math.exp(mean + half):.3f})"
 
 
 def main() -> None:

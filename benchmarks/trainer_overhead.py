@@ -11,18 +11,15 @@ and the recorder. The last column is the same ratio for a second bare loop: what
 
 import argparse
 import copy
-import math
 import platform
-import random
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from side_by_side import Turn, ratio_of_speeds, take_turns
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -32,7 +29,6 @@ from kairostep.training.recorder import Recorder
 from kairostep.training.setup import make_batches, make_trainer
 
 STEPS_PER_TURN = 10
-Turn = Callable[[], None]
 
 
 def load_noise(config: Config, device: torch.device) -> tuple[InMemory, None]:
@@ -98,17 +94,6 @@ class BareLoop:
         total.item()
 
 
-def seconds_of(turn: Turn, device: torch.device) -> float:
-    """Return the time of one turn."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    turn()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def measure(name: str, rounds: int, accelerator: Accelerator) -> str:
     """Return the line of one preset."""
     device = accelerator.device
@@ -120,24 +105,10 @@ def measure(name: str, rounds: int, accelerator: Accelerator) -> str:
     bare, again = BareLoop(parts, device), BareLoop(parts, device)
     with tempfile.TemporaryDirectory() as directory:
         turns = {"trainer": trainer_turn(parts, accelerator, Path(directory)), "bare": bare.turn, "again": again.turn}
-        seconds: dict[str, list[float]] = {key: [] for key in turns}
-        order = list(turns)
-        for round_ in range(rounds + 1):
-            random.Random(round_).shuffle(order)
-            for key in order:
-                taken = seconds_of(turns[key], device)
-                if round_:  # the first warms up
-                    seconds[key].append(taken)
+        seconds = take_turns(turns, rounds, device)
     rate = {key: STEPS_PER_TURN * config.batch_size / statistics.median(values) for key, values in seconds.items()}
-    ratios = [interval(seconds["bare"], seconds[key]) for key in ("trainer", "again")]
+    ratios = [ratio_of_speeds(seconds["bare"], seconds[key]) for key in ("trainer", "again")]
     return f"{name:15} {rate['trainer']:9.0f} {rate['bare']:9.0f}   {ratios[0]:21}   {ratios[1]}"
-
-
-def interval(base: list[float], other: list[float]) -> str:
-    """Return the geometric mean of base / other over rounds and its 95 % interval: the ratio of speeds."""
-    logs = [math.log(b / o) for b, o in zip(base, other, strict=True)]
-    mean, half = statistics.fmean(logs), 1.96 * statistics.stdev(logs) / math.sqrt(len(logs))
-    return f"{math.exp(mean):.3f} ({math.exp(mean - half):.3f}, {math.exp(mean + half):.3f})"
 
 
 def main() -> None:

@@ -27,7 +27,6 @@ from kairostep.experiments import (
     Config,
     preset,
 )
-from kairostep.experiments.command_line import configure, take_preset
 
 TINY = ["--network.channels=8", "--network.multipliers=[1,1]", "--network.blocks=1", "--network.attention=[]"]
 SHORT = ["--steps=2", "--batch_size=4", "--held_out_images=8", "--sample_steps=2", "--workers=0", "--warmup_steps=0"]
@@ -171,43 +170,10 @@ def test_presets_are_listed_with_what_they_are(capsys: pytest.CaptureFixture[str
 # Training
 
 
-@pytest.mark.parametrize(
-    ("settings", "output"),
-    [
-        ([], "runs/digits"),
-        (["--network=unet", "--steps=7", "--workers=0"], "runs/digits"),
-        (["--weighting=min_snr"], "runs/digits-min_snr"),
-        (["--sampler=adaptive", "--sampler.floor=0.2"], "runs/digits-adaptive-floor=0.2"),
-        (
-            ["--learning_rate=1e-4", "--prediction=x0", "--seed=3"],
-            "runs/digits-prediction=x0-learning_rate=0.0001-seed=3",
-        ),
-        (["--network.multipliers=[1, 1]"], "runs/digits-multipliers=[1,1]"),
-        (["--data=images", "--data.folder=a/b", "--data.size=48"], "runs/digits-images-size=48"),
-        (["--output=some/where", "--seed=3"], "some/where"),
-    ],
-)
-def test_a_run_is_named_after_what_was_chosen(settings: list[str], output: str) -> None:
-    assert configure("digits", None, settings).output == output
-
-
-def test_long_names_are_cut_and_still_differ() -> None:
-    masses = [f"--sampler.mass={list(range(1, num))}" for num in (60, 61)]
-    names = [configure("digits", None, ["--sampler=tabulated", mass]).output for mass in masses]
-    assert len(set(names)) == 2
-    assert max(map(len, names)) < 150
-
-
 def test_a_run_leaves_these_files(tmp_path: Path) -> None:
     main(["train", "digits", *QUICK, "--output=run"])
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {"config.yaml", "metrics.jsonl", "checkpoints", "samples", "model"}
-
-
-@pytest.mark.parametrize("arguments", [["digits", "--steps", "5"], ["--steps", "5", "digits"], ["--steps=5", "digits"]])
-def test_the_preset_may_stand_anywhere(arguments: list[str]) -> None:
-    name, settings = take_preset(arguments)
-    assert configure(name, None, settings).steps == 5
 
 
 def test_runs_lie_under_runs_unless_told(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ Measures the model of a run, as in
   kairostep evaluate runs/digits --checkpoint best --images digits-npz
 
 On held-out data: bits per dimension, losses, losses by time. Of generated images, those in RUN/generated or --images:
-FID, KID, precision and recall. Every figure has a standard error and becomes a line of RUN/evaluations.jsonl.
+FID, KID, precision and recall. Each is a line of RUN/evaluations.jsonl, with a standard error where images suffice.
 """
 
 

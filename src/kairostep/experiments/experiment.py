@@ -35,11 +35,19 @@ class Experiment:
     config: Config
     dataset: Dataset
     held_out: Dataset | None
-    process: Process
-    prediction: Prediction
     objective: Objective
     model: nn.Module
     sampler: TimestepSampler
+
+    @property
+    def process(self) -> Process:
+        """The noising process."""
+        return self.objective.process
+
+    @property
+    def prediction(self) -> Prediction:
+        """What the network predicts."""
+        return self.objective.prediction
 
     @property
     def num_classes(self) -> int:
@@ -73,7 +81,7 @@ def build(config: Config, device: torch.device) -> Experiment:
         shape=dataset.shape,
         seed=config.seed,
     )
-    return Experiment(config, dataset, held_out, process, objective.prediction, objective, model, sampler)
+    return Experiment(config, dataset, held_out, objective, model, sampler)
 
 
 def make_objective(config: Config) -> tuple[Config, Objective]:

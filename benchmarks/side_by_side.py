@@ -1,0 +1,42 @@
+"""Measuring two ways of doing the same work in one run: turns in random order, ratios paired within rounds."""
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+Turn = Callable[[], None]
+
+
+def take_turns(turns: Mapping[str, Turn], rounds: int, device: torch.device) -> dict[str, list[float]]:
+    """Return the seconds of each one's turns, in another order in every round; a first round warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in turns}
+    order = list(turns)
+    for round_ in range(rounds + 1):
+        random.Random(round_).shuffle(order)
+        for name in order:
+            taken = seconds_of(turns[name], device)
+            if round_:
+                seconds[name].append(taken)
+    return seconds
+
+
+def seconds_of(turn: Turn, device: torch.device) -> float:
+    """Return the time of one turn, until the device is done with it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    turn()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def ratio_of_speeds(base: list[float], other: list[float]) -> str:
+    """Return the geometric mean of base / other over rounds and its 95 % interval."""
+    logs = [math.log(b / o) for b, o in zip(base, other, strict=True)]
+    mean, half = statistics.fmean(logs), 1.96 * statistics.stdev(logs) / math.sqrt(len(logs))
+    return f"{math.exp(mean):.3f} ({math.exp(mean - half):.3f}, {math.exp(mean + half):.3f})"
