@@ -9,8 +9,10 @@ from kairostep.diffusion import EDMProcess as EDMProcess
 from kairostep.diffusion import FlowProcess as FlowProcess
 from kairostep.diffusion import Objective as Objective
 from kairostep.diffusion import Prediction as Prediction
+from kairostep.diffusion import StableTarget as StableTarget
 from kairostep.diffusion import V as V
 from kairostep.diffusion import Weighting as Weighting
+from kairostep.diffusion import antithetic_pairs as antithetic_pairs
 from kairostep.diffusion import constant as constant
 from kairostep.diffusion import debias as debias
 from kairostep.diffusion import edm as edm
@@ -21,6 +23,7 @@ from kairostep.diffusion import vlb as vlb
 from kairostep.timesteps import Adaptive as Adaptive
 from kairostep.timesteps import BetaPair as BetaPair
 from kairostep.timesteps import BetaPolicy as BetaPolicy
+from kairostep.timesteps import Curriculum as Curriculum
 from kairostep.timesteps import FixedBeta as FixedBeta
 from kairostep.timesteps import GradientVariance as GradientVariance
 from kairostep.timesteps import InfoNoise as InfoNoise
@@ -30,6 +33,8 @@ from kairostep.timesteps import LogNormalSigma as LogNormalSigma
 from kairostep.timesteps import LossAt as LossAt
 from kairostep.timesteps import LossSecondMoment as LossSecondMoment
 from kairostep.timesteps import Mode as Mode
+from kairostep.timesteps import Progress as Progress
+from kairostep.timesteps import RootLoss as RootLoss
 from kairostep.timesteps import Speed as Speed
 from kairostep.timesteps import Tabulated as Tabulated
 from kairostep.timesteps import Timesteps as Timesteps

@@ -21,9 +21,9 @@ ADAPTIVE = replace(PLAIN, sampler=Component("adaptive", {"floor": 0.2, "every": 
         (["--steps", "7"], {"steps": 7}),
         (["--steps=100_000"], {"steps": 100_000}),
         (["--batch-size=7"], {"batch_size": 7}),
-        (["--compile"], {"compile": True}),
-        (["--compile", "--steps=7"], {"compile": True, "steps": 7}),
-        (["--compile=false"], {"compile": False}),
+        (["--deterministic"], {"deterministic": True}),
+        (["--deterministic", "--steps=7"], {"deterministic": True, "steps": 7}),
+        (["--deterministic=false"], {"deterministic": False}),
         (["--learning_rate=1e-3"], {"learning_rate": 1e-3}),
         (["--learning_rate", "3"], {"learning_rate": 3.0}),
         (["--weight_decay=2.5e-2"], {"weight_decay": 0.025}),
@@ -101,7 +101,7 @@ def test_a_file_may_hold_a_few_keys_and_bare_names(tmp_path: Path) -> None:
         ("--learning_rate=null", "learning_rate must be a number, got None"),
         ("--learning_rate=fast", "learning_rate must be a number, got 'fast'"),
         ("--label_dropout=some", "label_dropout must be a number or null, got 'some'"),
-        ("--compile=3", "compile must be true or false, got 3"),
+        ("--deterministic=3", "deterministic must be true or false, got 3"),
         ("--betas=0.9", "betas must be a list, [a number, a number], got 0.9"),
         ("--betas=0.9,0.99,0.999", "betas must be a list, [a number, a number], got"),
         ("--sampler=3", "sampler must be a name, or a mapping with a name and options, got 3"),
@@ -118,6 +118,7 @@ def test_a_file_may_hold_a_few_keys_and_bare_names(tmp_path: Path) -> None:
         ("--label_dropout=1", "label_dropout must be in [0, 1), got 1"),
         ("--optimizer=sgd", "optimizer must be one of 'adam', 'adamw', got 'sgd'"),
         ("--schedule=linear", "schedule must be one of 'constant', 'cosine', got 'linear'"),
+        ("--speed=fast", "speed must be one of 'plain', 'compile', 'graph', got 'fast'"),
         ("--precision=fp8", "precision must be one of 'fp32', 'bf16', 'fp16', got 'fp8'"),
         (
             "--accumulate=3",
@@ -172,7 +173,7 @@ def test_each_setting_either_counts_or_may_change_later() -> None:
     other = {int: 3, float: 0.5, bool: True, str: "fp16", str | None: "x", float | None: 0.5}
     for field in fields(Config):
         value: Any = other.get(field.type)  # type: ignore[call-overload]
-        value = {"optimizer": "adamw", "schedule": "cosine"}.get(field.name, value)
+        value = {"optimizer": "adamw", "schedule": "cosine", "speed": "graph"}.get(field.name, value)
         value = Component("other") if field.type is Component else value
         value = {"betas": (0.5, 0.5), "trackers": ("wandb",), "accumulate": 2, "resume": False}.get(field.name, value)
         changed = from_dict({**to_dict(PLAIN), field.name: to_dict(replace(PLAIN, **{field.name: value}))[field.name]})

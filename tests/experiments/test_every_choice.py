@@ -1,6 +1,7 @@
 """Every sampler, process, prediction, weighting and network is one flag, and every option of a sampler is another."""
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -25,9 +26,17 @@ from kairostep.experiments.config import with_overrides
 
 CPU = torch.device("cpu")
 TINY = ["--network.channels=8", "--network.multipliers=[1,1]", "--network.attention=[]", "--held_out_images=0"]
-NEEDED = {"beta": ["--sampler.a=2", "--sampler.b=3"], "tabulated": ["--sampler.mass=[1,2,1]"]}
+NEEDED = {
+    "beta": ["--sampler.a=2", "--sampler.b=3"],
+    "tabulated": ["--sampler.mass=[1,2,1]"],
+    "curriculum": ["--sampler.start=1", "--sampler.end=3"],
+}
 QUICK = {"adaptive": ["--sampler.every=2", "--sampler.sweep=4"], "gradient_variance": ["--sampler.every=2"]}
-LEARNING = {"loss_second_moment", "infonoise", "gradient_variance", "adaptive"}
+QUICK["progress"] = ["--sampler.every=2", "--sampler.num_probes=20"]
+LEARNING = {"loss_second_moment", "infonoise", "root_loss", "progress", "gradient_variance", "adaptive"}
+
+
+COUNTS = re.compile(r"^(draws|first\.draws|then\.draws)\.|num_drawn$")
 
 
 def built(*settings: str, name: str = "digits") -> Experiment:
@@ -57,7 +66,7 @@ def train(experiment: Experiment, steps: int) -> list[torch.Tensor]:
 
 def learned(sampler: ks.TimestepSampler) -> dict[str, torch.Tensor]:
     """Return the state without the count of draws, which every sampler keeps."""
-    return {name: value.clone() for name, value in sampler.state_dict().items() if not name.startswith("draws.")}
+    return {name: value.clone() for name, value in sampler.state_dict().items() if not COUNTS.search(name)}
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -72,6 +81,19 @@ def test_every_sampler_trains_under_every_kind_of_process(sampler: str, name: st
     changed = any(not torch.equal(after[key], before[key]) for key in before)
     assert changed == (sampler in LEARNING)
     assert_close(experiment.sampler.density(10).sum(), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("sampler", sorted(LEARNING))
+@pytest.mark.parametrize("prediction", ["v", "velocity", "x0"])
+@pytest.mark.parametrize("name", ["digits-flow", "digits-edm"])
+def test_learning_samplers_go_with_every_prediction_of_continuous_processes(
+    sampler: str, prediction: str, name: str
+) -> None:
+    settings = [f"--sampler={sampler}", f"--prediction={prediction}", *QUICK.get(sampler, [])]
+    experiment = built(*settings, name=name)
+    train(experiment, 4)
+    assert all(bool(value.isfinite().all()) for value in experiment.sampler.state_dict().values())
+    assert all(int(value) == 0 for key, value in experiment.sampler.diagnostics().items() if key.startswith("skipped"))
 
 
 @pytest.mark.parametrize("process", PROCESSES)
@@ -129,7 +151,7 @@ def classes_of(name: str) -> type:
     if isinstance(maker, Passing):
         assert inspect.isclass(maker.on)
         return maker.on
-    return {"tabulated": ks.Tabulated}.get(name, maker)  # type: ignore[arg-type,return-value]
+    return {"tabulated": ks.Tabulated, "curriculum": ks.Curriculum}.get(name, maker)  # type: ignore[arg-type,return-value]
 
 
 def test_every_sampler_of_the_library_has_a_name() -> None:
@@ -174,7 +196,14 @@ def test_every_option_of_a_sampler_is_reachable_and_decoded(name: str) -> None:
         (["--sampler=adaptive", "--sampler.policy=pair"], lambda s: type(s.policy), ks.BetaPair),
         (["--sampler=adaptive"], lambda s: type(s.policy), ks.BetaPolicy),
         (["--sampler=loss_second_moment", "--sampler.history=4"], lambda s: s.history, 4),
-        (["--sampler=infonoise", "--sampler.unbiased"], lambda s: s.unbiased, True),
+        (["--sampler=infonoise", "--sampler.unbiased"], lambda s: s.table.beta, 1.0),
+        (["--sampler=root_loss"], lambda s: s.loss_weight, None),
+        (["--sampler=progress", "--sampler.beta=0.5"], lambda s: s.table.beta, 0.5),
+        (
+            ["--sampler=curriculum", *NEEDED["curriculum"], "--sampler.then=root_loss"],
+            lambda s: type(s.then),
+            ks.RootLoss,
+        ),
         (["--sampler=tabulated", "--sampler.mass=1,2,1"], lambda s: s.density(3).tolist(), [0.25, 0.5, 0.25]),
     ],
 )
@@ -220,6 +249,12 @@ def test_the_reward_is_the_bound_or_the_loss() -> None:
         (["--network.multipliers=[1,1.5]"], r"--network.multipliers must be a list, \[a whole number, \.\.\.\], got"),
         (["--process.num_steps=null"], "--process.num_steps must be a whole number, got None"),
         (["--process.num_steps=20"], "sample_steps must be at most the 20 steps of the process, got 50: pass --sample"),
+        (["--sampler=curriculum", "--sampler.start=1"], "sampler curriculum needs end: pass --sampler.end=..."),
+        (
+            ["--sampler=curriculum", *NEEDED["curriculum"], "--sampler.first=adaptive"],
+            "sampler.first must be one of 'uniform', .*, got 'adaptive'",
+        ),
+        (["--stable_target=9", "--label_dropout=0.1"], "stable_target averages over images of all classes, so that"),
         (["--precision=fp16"], "precision fp16 needs a GPU, got a CPU: pass --precision=fp32, or bf16"),
     ],
 )

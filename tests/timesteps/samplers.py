@@ -27,9 +27,22 @@ SAMPLERS: dict[str, Build] = {
     "independent": lambda model, seed, shape: ks.LogitNormal(stratified=False, seed=seed),
     "logit_normal_unbiased": lambda model, seed, shape: ks.LogitNormal(unbiased=True, seed=seed),
     "loss_second_moment": lambda model, seed, shape: ks.LossSecondMoment(num_bins=50, history=5, seed=seed),
-    "info_noise": lambda model, seed, shape: ks.InfoNoise(PROCESS, num_bins=50, warmup=5, seed=seed),
+    "root_loss": lambda model, seed, shape: ks.RootLoss(warmup=4, refresh=2, gate=0.999, seed=seed),
+    "root_loss_weighted": lambda model, seed, shape: ks.RootLoss(
+        num_bins=50, warmup=1, refresh=1, loss_weight=lambda t: 1 + t, seed=seed
+    ),
+    "progress": lambda model, seed, shape: ks.Progress(
+        every=2, num_bins=8, num_probes=32, measure="absolute", beta=0.5, seed=seed
+    ),
+    "probed_progress_unbiased": lambda model, seed, shape: ks.Progress(
+        ks.LogitNormal(), probe=probe_of(model), every=2, num_probes=32, beta=1.0, seed=seed
+    ),
+    "curriculum": lambda model, seed, shape: ks.Curriculum(
+        ks.LogitNormal(seed=seed), ks.RootLoss(warmup=2, refresh=2, seed=seed), start=2, end=6, seed=seed
+    ),
+    "info_noise": lambda model, seed, shape: ks.InfoNoise(PROCESS, num_bins=50, warmup=5, refresh=2, seed=seed),
     "info_noise_unbiased": lambda model, seed, shape: ks.InfoNoise(
-        ks.FlowProcess(), warmup=3, unbiased=True, seed=seed
+        ks.FlowProcess(), warmup=3, refresh=1, unbiased=True, seed=seed
     ),
     "adaptive": lambda model, seed, shape: ks.Adaptive(ks.BetaPolicy.for_input(shape, 16), every=2, seed=seed),
     "adaptive_pair_unbiased": lambda model, seed, shape: ks.Adaptive(
@@ -45,8 +58,22 @@ SAMPLERS: dict[str, Build] = {
         model.parameters(), num_bins=8, every=1, unbiased=True, seed=seed
     ),
 }
-UNBIASED = ("uniform", "loss_second_moment", *(name for name in SAMPLERS if name.endswith("_unbiased")))
-LEARNING = tuple(name for name in SAMPLERS if name.startswith(("loss", "info", "gradient", "adaptive")))
+UNBIASED = (
+    "uniform",
+    "loss_second_moment",
+    "root_loss",
+    "root_loss_weighted",
+    *(name for name in SAMPLERS if name.endswith("_unbiased")),
+)
+LEARNING = tuple(
+    name for name in SAMPLERS if name.startswith(("loss", "root", "info", "gradient", "adaptive", "progress"))
+)
+
+
+def probe_of(model: nn.Module) -> ks.LossAt:
+    """Return the losses of a model on rows that never change."""
+    x0 = batch(12345, num_rows=32)
+    return lambda rows, t: losses_of(model, x0.to(t.device))(rows, t)
 
 
 def build(name: str, model: nn.Module, seed: int = 0, shape: tuple[int, ...] = (4,)) -> ks.TimestepSampler:

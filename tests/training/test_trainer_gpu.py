@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,8 @@ SMALL = replace(
     checkpoint_every=10,
 )
 ADAPTIVE = Component("adaptive", {"every": 4})
+PROGRESS = Component("progress", {"every": 4})
+ROOT_LOSS = Component("root_loss", {"warmup": 4, "refresh": 2})
 
 
 @pytest.fixture(autouse=True)
@@ -36,11 +39,13 @@ def _as_before() -> Iterator[None]:
     AcceleratorState._reset_state(reset_partial_state=True)  # the next test may want another precision
 
 
-@pytest.mark.parametrize("sampler", [Component("uniform"), ADAPTIVE], ids=lambda sampler: sampler.name)
-@pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_a_step_never_waits_for_the_device(sampler: Component, precision: str) -> None:
+@pytest.mark.parametrize(
+    "sampler", [Component("uniform"), ADAPTIVE, PROGRESS, ROOT_LOSS], ids=lambda sampler: sampler.name
+)
+@pytest.mark.parametrize(("precision", "speed"), [("no", "plain"), ("bf16", "plain"), ("bf16", "graph")])
+def test_a_step_never_waits_for_the_device(sampler: Component, precision: str, speed: str) -> None:
     accelerator = Accelerator(mixed_precision=precision)
-    parts = build(replace(SMALL, sampler=sampler), accelerator.device)
+    parts = build(replace(SMALL, sampler=sampler, speed=speed, pairs=True, stable_target=64), accelerator.device)
     trainer, batches = make_trainer(parts, accelerator), make_batches(parts, accelerator).from_step()
     for _ in range(5):
         trainer.step([next(batches)])  # fills caches
@@ -49,9 +54,10 @@ def test_a_step_never_waits_for_the_device(sampler: Component, precision: str) -
         trainer.step([next(batches)])
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_stopped_run_goes_on_bitwise(tmp_path: Path, precision: str) -> None:
-    config = replace(SMALL, sampler=ADAPTIVE, precision=precision, deterministic=True)
+@pytest.mark.parametrize("sampler", [ADAPTIVE, PROGRESS, ROOT_LOSS], ids=lambda sampler: sampler.name)
+@pytest.mark.parametrize(("precision", "speed"), [("fp32", "plain"), ("bf16", "graph"), ("fp16", "plain")])
+def test_a_stopped_run_goes_on_bitwise(tmp_path: Path, sampler: Component, precision: str, speed: str) -> None:
+    config = replace(SMALL, sampler=sampler, precision=precision, speed=speed, deterministic=True)
     whole = Run(replace(config, output=str(tmp_path / "whole")))
     whole.train()
     Run(replace(config, output=str(tmp_path / "parts"), steps=10)).train()
@@ -64,10 +70,28 @@ def test_a_stopped_run_goes_on_bitwise(tmp_path: Path, precision: str) -> None:
     assert_close(parts.trainer.ema.averaged, whole.trainer.ema.averaged, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    "sampler", [Component("uniform"), ADAPTIVE, PROGRESS, ROOT_LOSS], ids=lambda sampler: sampler.name
+)
+@pytest.mark.parametrize("options", [{}, {"pairs": True, "stable_target": 64}, {"label_dropout": 0.1, "accumulate": 2}])
+def test_a_replayed_graph_does_what_eager_steps_do(sampler: Component, options: dict[str, Any]) -> None:
+    accelerator = Accelerator(mixed_precision="no")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    states = []
+    for speed in ("plain", "graph"):
+        parts = build(replace(SMALL, sampler=sampler, speed=speed, **options), accelerator.device)
+        trainer, batches = make_trainer(parts, accelerator), make_batches(parts, accelerator).from_step()
+        for _ in range(20):
+            step = trainer.step([next(batches) for _ in range(parts.config.accumulate)])
+        assert (trainer.gradient.recording is not None) if speed == "graph" else True
+        states.append((step.losses, step.drawn.t, [p.detach().clone() for p in trainer.network.parameters()]))
+    assert_close(states[1], states[0], rtol=1e-3, atol=1e-5)
+
+
 def test_compiled_training_agrees_with_eager_training(tmp_path: Path) -> None:
     losses = []
     for compiled in (False, True):
-        run = Run(replace(SMALL, output=str(tmp_path / str(compiled)), compile=compiled))
+        run = Run(replace(SMALL, output=str(tmp_path / str(compiled)), speed="compile" if compiled else "plain"))
         run.train()
         losses.append(run.examiner.evaluate()["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=0.02)

@@ -80,6 +80,10 @@ class Objective:
         weight = self.weighting(at.log_snr, self.prediction).to(dtype)
         return losses * weight
 
+    def weight(self, t: Tensor) -> Tensor:
+        """Return the factor (N,) that this loss puts on the squared error at t (N,): `RootLoss(loss_weight=)`."""
+        return self.weighting(self.process.log_snr(t), self.prediction)
+
     def x0_weight(self, log_snr: Tensor) -> Tensor:
         """Return the factor that this loss puts on the squared error of x0, as `InfoNoise(loss_weight=)` wants it."""
         log_snr = log_snr.clamp(-LOG_SNR_LIMIT, LOG_SNR_LIMIT)

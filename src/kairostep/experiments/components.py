@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 import torch
 from torch import nn
 
-from kairostep.data import load_cifar10, load_digits, load_fashion_mnist, load_folder
+from kairostep.data import Dataset, load_cifar10, load_digits, load_fashion_mnist, load_folder
 from kairostep.diffusion import (
     EPSILON,
     VELOCITY,
@@ -33,11 +33,13 @@ from kairostep.diffusion import (
 )
 from kairostep.diffusion.process import Process
 from kairostep.experiments.config import Component, decoded, unknown
+from kairostep.experiments.probe_set import ProbeSet
 from kairostep.networks import UViT2DModel, ddpm_unet, dit
 from kairostep.timesteps import (
     Adaptive,
     BetaPair,
     BetaPolicy,
+    Curriculum,
     FixedBeta,
     GradientVariance,
     InfoNoise,
@@ -46,8 +48,11 @@ from kairostep.timesteps import (
     LogNormalSigma,
     LossSecondMoment,
     Mode,
+    Progress,
+    RootLoss,
     Speed,
     Tabulated,
+    TimestepSampler,
     Uniform,
 )
 from kairostep.timesteps.arguments import choice
@@ -55,7 +60,8 @@ from kairostep.timesteps.arguments import choice
 FLOW_TIME_SCALE = 1000.0  # diffusers' flow schedulers tell networks t * 1000, which suits their time embeddings
 GIVEN = {"process", "objective", "model", "parameters", "shape", "seed", "split"}  # supplied by the experiment ...
 GIVEN |= {"sample_size", "in_channels", "out_channels", "num_classes"}  # ... for networks
-GIVEN |= {"reward_weight", "loss_weight", "rule"}  # ... and what the makers below make of them
+GIVEN |= {"dataset"}  # ... for samplers
+GIVEN |= {"reward_weight", "loss_weight", "rule", "probe"}  # ... and what the makers below make of them
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,52 @@ def infonoise(process: Process, objective: Objective, seed: int, **options: Any)
     return InfoNoise(process, objective.x0_weight, seed=seed, **options)
 
 
+def root_loss(objective: Objective, seed: int, **options: Any) -> RootLoss:
+    """Return root-loss importance sampling for the loss that is trained."""
+    is_weighted = bool((objective.weight((torch.arange(100) + 0.5) / 100) != 1).any())
+    return RootLoss(loss_weight=objective.weight if is_weighted else None, seed=seed, **options)
+
+
+def progress(
+    objective: Objective,
+    model: nn.Module,
+    dataset: Dataset,
+    num_classes: int,
+    seed: int,
+    *,
+    prior: str = "uniform",  # or another fixed density
+    num_probes: int = 128,
+    **options: Any,
+) -> Progress:
+    """Return the progress sampler, its probes a fixed sample of the training set."""
+    density = make_standalone("sampler.prior", prior, objective, seed)
+    probe = ProbeSet(objective, model, dataset, num_probes, with_classes=num_classes > 0)
+    return Progress(density, probe=probe, num_probes=num_probes, model=model, seed=seed, **options)
+
+
+def curriculum(
+    objective: Objective, seed: int, *, start: int, end: int, first: str = "logit_normal", then: str = "uniform"
+) -> Curriculum:
+    """Return a curriculum of two samplers with their default options, which have to do without the network."""
+    samplers = [
+        make_standalone(f"sampler.{key}", name, objective, seed) for key, name in (("first", first), ("then", then))
+    ]
+    return Curriculum(*samplers, start=start, end=end, seed=seed)
+
+
+def make_standalone(key: str, name: str, objective: Objective, seed: int) -> TimestepSampler:
+    """Return a sampler with its default options that needs nothing but the objective."""
+    given = {"process": objective.process, "objective": objective, "seed": seed}
+    choice(key, name, [name for name, maker in SAMPLERS.items() if _required(maker) <= set(given)])
+    sampler: TimestepSampler = make("sampler", SAMPLERS, Component(name), **given)
+    return sampler
+
+
+def _required(maker: Maker) -> set[str]:
+    call = maker.make if isinstance(maker, Passing) else maker
+    return {name for name, argument in arguments_of(call).items() if argument.required}
+
+
 def tabulated(mass: tuple[float, ...], seed: int, *, unbiased: bool = False, stratified: bool = True) -> Tabulated:
     """Return the sampler of a histogram, as in --sampler.mass=[1,2,1]."""
     return Tabulated(torch.tensor(mass), unbiased=unbiased, stratified=stratified, seed=seed)
@@ -135,9 +187,12 @@ SAMPLERS: dict[str, Maker] = {
     "laplace": Laplace,
     "speed": Speed,
     "loss_second_moment": LossSecondMoment,
+    "root_loss": Passing(root_loss, RootLoss),
     "infonoise": Passing(infonoise, InfoNoise),
     "gradient_variance": GradientVariance,
+    "progress": Passing(progress, Progress),
     "adaptive": Passing(adaptive, Adaptive),
+    "curriculum": curriculum,
 }
 NETWORKS: dict[str, Maker] = {"unet": ddpm_unet, "dit": dit, "uvit": UViT2DModel}
 DATASETS: dict[str, Maker] = {

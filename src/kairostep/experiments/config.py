@@ -42,6 +42,8 @@ class Config:
     prediction: str | None = setting(None, "epsilon, x0, v, velocity or edm; by default what the process is used with")
     weighting: Component = setting(Component("constant"), "factor on the loss: what is optimised")
     sampler: Component = setting(Component("uniform"), "timestep sampler: where compute goes")
+    pairs: bool = setting(False, "at low noise, train pairs of neighbours in t on one image and opposite noise")
+    stable_target: int = setting(0, "targets averaged over so many random images, by how likely they are; 0: off")
 
     steps: int = setting(10_000, "optimizer steps")
     batch_size: int = setting(128, "images per optimizer step, over all processes and accumulated batches")
@@ -57,7 +59,7 @@ class Config:
     label_dropout: float | None = setting(None, "train with classes, this share of labels hidden; null: no classes")
 
     precision: str = setting("fp32", "fp32, bf16 or fp16")
-    compile: bool = setting(False, "torch.compile the network")
+    speed: str = setting("plain", "plain, graph (on one GPU: replay a CUDA graph) or compile (the network first)")
     deterministic: bool = setting(False, "same bits on every GPU run, slower; a CPU always gives them")
     workers: int = setting(4, "processes that read data sets too large for memory")
 
@@ -80,7 +82,7 @@ class Config:
             count(name, getattr(self, name))
         for name in ("checkpoint_every", "keep_checkpoints", "sample_steps"):
             count(name, getattr(self, name))
-        for name in ("warmup_steps", "workers", "seed", "held_out_images", "sample_every"):
+        for name in ("warmup_steps", "workers", "seed", "held_out_images", "sample_every", "stable_target"):
             count(name, getattr(self, name), at_least=0)
         if self.seed >= 2**63:
             raise ValueError(f"seed must be below 2**63, got {self.seed}: pass for instance --seed=0")
@@ -93,6 +95,7 @@ class Config:
         below_one("ema_decay", self.ema_decay)
         if self.label_dropout is not None:
             below_one("label_dropout", self.label_dropout)
+        choice("speed", self.speed, ("plain", "compile", "graph"))
         choice("optimizer", self.optimizer, ("adam", "adamw"))
         choice("schedule", self.schedule, ("constant", "cosine"))
         choice("precision", self.precision, ("fp32", "bf16", "fp16"))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kairostep.data import Dataset, LatentSet, NothingHeldOut, encode_latents
-from kairostep.diffusion import Objective, Prediction
+from kairostep.diffusion import Objective, Prediction, StableTarget
 from kairostep.diffusion.process import Process
 from kairostep.experiments.components import (
     DATASETS,
@@ -26,6 +26,8 @@ from kairostep.experiments.components import (
 )
 from kairostep.experiments.config import Config
 from kairostep.timesteps import TimestepSampler
+
+NUM_REFERENCE = 8192  # images that a stable target draws from, kept on the device
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ def build(config: Config, device: torch.device) -> Experiment:
     process = objective.process
     check(config, process, device)
     dataset, held_out = load_data(config, device)
+    if config.stable_target:
+        objective.target = StableTarget(read_reference(dataset).to(device), config.stable_target)
     model = make_network(config, dataset.shape, dataset.num_classes)
     sampler = make(
         "sampler",
@@ -78,6 +82,8 @@ def build(config: Config, device: torch.device) -> Experiment:
         objective=objective,
         model=model,
         parameters=model.parameters(),
+        dataset=dataset,
+        num_classes=dataset.num_classes if config.label_dropout is not None else 0,
         shape=dataset.shape,
         seed=config.seed,
     )
@@ -96,12 +102,23 @@ def check(config: Config, process: Process, device: torch.device) -> None:
     """Raise ValueError for what would fail in training, or after it."""
     if config.precision == "fp16" and device.type == "cpu":
         raise ValueError("precision fp16 needs a GPU, got a CPU: pass --precision=fp32, or bf16")
+    if config.stable_target and config.label_dropout is not None:
+        raise ValueError(
+            "stable_target averages over images of all classes, so that the model must have none, "
+            f"got label_dropout {config.label_dropout}: pass --stable_target=0, or --label_dropout=null"
+        )
     num_steps = getattr(process, "num_steps", config.sample_steps)
     if config.sample_steps > num_steps:
         raise ValueError(
             f"sample_steps must be at most the {num_steps} steps of the process, got {config.sample_steps}: "
             f"pass --sample_steps={num_steps}"
         )
+
+
+def read_reference(dataset: Dataset) -> Tensor:
+    """Return clean samples (M, ...) to average targets over, mirrored at random where training does so."""
+    samples, _ = dataset.read_some(NUM_REFERENCE)
+    return dataset.to_x0(samples, torch.Generator().manual_seed(0))
 
 
 def load_data(config: Config, device: torch.device) -> tuple[Dataset, Dataset | None]:

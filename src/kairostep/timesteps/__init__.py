@@ -1,6 +1,7 @@
 """Which timesteps to train on: samplers that need torch and nothing else."""
 
 from kairostep.timesteps.adaptive import Adaptive as Adaptive
+from kairostep.timesteps.curriculum import Curriculum as Curriculum
 from kairostep.timesteps.fixed import FixedBeta as FixedBeta
 from kairostep.timesteps.fixed import Laplace as Laplace
 from kairostep.timesteps.fixed import LogitNormal as LogitNormal
@@ -8,11 +9,13 @@ from kairostep.timesteps.fixed import LogNormalSigma as LogNormalSigma
 from kairostep.timesteps.fixed import Mode as Mode
 from kairostep.timesteps.fixed import Tabulated as Tabulated
 from kairostep.timesteps.fixed import Uniform as Uniform
-from kairostep.timesteps.loss_aware import GradientVariance as GradientVariance
+from kairostep.timesteps.gradient_variance import GradientVariance as GradientVariance
 from kairostep.timesteps.loss_aware import InfoNoise as InfoNoise
 from kairostep.timesteps.loss_aware import LossSecondMoment as LossSecondMoment
+from kairostep.timesteps.loss_aware import RootLoss as RootLoss
 from kairostep.timesteps.policy import BetaPair as BetaPair
 from kairostep.timesteps.policy import BetaPolicy as BetaPolicy
+from kairostep.timesteps.progress import Progress as Progress
 from kairostep.timesteps.sampler import LossAt as LossAt
 from kairostep.timesteps.sampler import Timesteps as Timesteps
 from kairostep.timesteps.sampler import TimestepSampler as TimestepSampler

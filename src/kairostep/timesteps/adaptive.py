@@ -17,7 +17,7 @@ from kairostep.timesteps.draws import Draws, random_bits
 from kairostep.timesteps.fixed import UNBIASED_FLOOR
 from kairostep.timesteps.policy import Beta, PolicyOptimizer
 from kairostep.timesteps.probes import eval_mode, evaluate_losses, isolated_randomness, probe_seed
-from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, TimestepSampler, learns_from_step
+from kairostep.timesteps.sampler import LARGEST, LossAt, StepCount, Timesteps, TimestepSampler, learns_from_step
 from kairostep.timesteps.selection import DropQueue, SelectionRule, f_statistic
 
 NUM_REMEMBERED = 256  # rows of the latest probed batch that `density()` averages over
@@ -56,7 +56,8 @@ class Adaptive(TimestepSampler):
     credit: "sample" pays each draw for the drop on its own row, standardised within the batch; "batch" pays all draws
         for the mean drop, compared with a running mean: slower, but it also sees what a step does for other rows, and
         with one row per batch it alone can learn.
-    floor: share of uniform draws, 0.5 unless given, which bounds how far the policy can starve any part of [0, 1].
+    floor: share of uniform draws, 0.5 unless given: no density falls under floor times uniform, and no part of [0, 1]
+        gets more than 1 - floor of all draws beyond its uniform share of the rest.
     model: put into eval mode while probing; without it, probes share dropout masks before and after the step, and
         layers that keep statistics in train mode, such as BatchNorm, count them too.
     as_published: what the released code does where it differs from the paper, for comparison: fresh noise in
@@ -118,7 +119,7 @@ class Adaptive(TimestepSampler):
         self.floor = 0.0 if as_published else max(floor, UNBIASED_FLOOR if unbiased else 0.0)
         self.model = (model,)  # in a tuple, or its parameters would become this module's
         self.as_published, self.unbiased, self.time_probes = as_published, unbiased, False
-        self.num_observed, self.seed, self.probe_seconds = 0, seed, 0.0
+        self.steps, self.probe_seconds = StepCount(seed), 0.0
         if stratified and credit == "batch":
             raise ValueError('credit="batch" needs independent draws, got stratified=True: leave `stratified` out')
         independent = as_published or credit == "batch"
@@ -147,14 +148,6 @@ class Adaptive(TimestepSampler):
             ) from error
         if not finite:
             raise ValueError(f"reward_weight must be finite for every t, got {weight}: bound it or leave it out")
-
-    def get_extra_state(self) -> Tensor:
-        """Return the number of steps seen and the seed, kept on the host: whether a probe is due costs no sync."""
-        return torch.tensor([self.num_observed, self.seed])
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Take up the number of steps seen and the seed."""
-        self.num_observed, self.seed = state.tolist()
 
     # Algorithm 1: drawing
 
@@ -188,9 +181,8 @@ class Adaptive(TimestepSampler):
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
         """Measure the loss before and after the optimizer's step if it is time, and learn from the difference."""
-        update, due = divmod(self.num_observed, self.every)
-        self.num_observed += 1
-        if due:
+        update, rest = divmod(self.steps.advance() - 1, self.every)
+        if rest:
             yield
             return
         probe = self.plan(x0, update)
@@ -235,7 +227,7 @@ class Adaptive(TimestepSampler):
         device = probe.t.device
         start = self.seconds_now(device)
         model = None if self.as_published else self.model[0]
-        with eval_mode(model), isolated_randomness(device, probe_seed(self.seed, noise)):
+        with eval_mode(model), isolated_randomness(device, probe_seed(self.steps.seed, noise)):
             losses = evaluate_losses(loss_at, probe.rows, probe.t, max_rows=4 * num_rows)
         self.probe_seconds += self.seconds_now(device) - start
         return losses

@@ -1,6 +1,7 @@
 """Checks of constructor arguments: the rule, the value and the fix in one sentence."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 
 def positive(name: str, value: float) -> float:
@@ -31,6 +32,13 @@ def share(name: str, value: float) -> float:
     return value
 
 
+def positive_share(name: str, value: float) -> float:
+    """Return `value` if it is in (0, 1]."""
+    if not 0 < value <= 1:
+        raise ValueError(f"{name} must be a share in (0, 1], got {value}: pass for instance {name}=0.1")
+    return value
+
+
 def below_one(name: str, value: float) -> float:
     """Return `value` if it is in [0, 1)."""
     if not 0 <= value < 1:
@@ -45,6 +53,13 @@ def count(name: str, value: int, *, at_least: int = 1) -> int:
             f"{name} must be a whole number of at least {at_least}, got {value!r}: pass for instance {name}={at_least}"
         )
     return int(value)
+
+
+def function(name: str, value: Callable[..., Any], example: str) -> Callable[..., Any]:
+    """Return `value` if it can be called."""
+    if not callable(value):
+        raise ValueError(f"{name} must be a function, got {value!r}: pass for instance {name}={example}")
+    return value
 
 
 def choice(name: str, value: str, valid: Iterable[str]) -> str:

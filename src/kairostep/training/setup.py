@@ -54,8 +54,14 @@ def make_trainer(experiment: Experiment, accelerator: Accelerator) -> Trainer:
         weight_decay=config.weight_decay,
         fused=accelerator.device.type == "cuda",
     )
-    if config.compile:
+    if config.speed == "compile":
         experiment.model.compile()
+    can_record = accelerator.device.type == "cuda" and accelerator.num_processes == 1
+    if config.speed == "graph" and not can_record:
+        raise ValueError(
+            "speed graph must have one process with a CUDA GPU, got "
+            f"{accelerator.num_processes} x {accelerator.device.type}: pass --speed=compile, or plain"
+        )
     return Trainer(
         experiment.model,
         experiment.objective,
@@ -67,6 +73,8 @@ def make_trainer(experiment: Experiment, accelerator: Accelerator) -> Trainer:
         ),
         max_grad_norm=config.max_grad_norm,
         ema_decay=config.ema_decay,
+        pairs=config.pairs,
+        graph=config.speed != "plain" and can_record,
         seed=config.seed,
     )
 

@@ -11,10 +11,11 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from kairostep.data import Batch
-from kairostep.diffusion import Objective
+from kairostep.diffusion import Objective, antithetic_pairs
 from kairostep.timesteps import Timesteps, TimestepSampler
 from kairostep.timesteps.probes import global_generators
 from kairostep.training.ema import EMA
+from kairostep.training.graphed import Compute, Graphed, Seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class Trainer:
         learning_rate: Callable[[int], float] | None = None,  # of the step number; None leaves the optimizer's own
         max_grad_norm: float | None = None,
         ema_decay: float = 0.9999,
+        pairs: bool = False,  # antithetic pairs of rows at low noise
+        graph: bool = False,  # replay forward and backward pass as a CUDA graph: one process with a GPU
         seed: int = 0,
     ) -> None:
         self.accelerator = accelerator or Accelerator(cpu=not torch.accelerator.is_available())  # see `setup`
@@ -60,41 +63,49 @@ class Trainer:
         self.sampler = sampler.to(device)
         self.objective, self.learning_rate, self.max_grad_norm = objective, learning_rate, max_grad_norm
         self.parameters = list(model.parameters())
-        self.seed, self.step_number = seed, 0
+        self.pairs, self.graph, self.seed, self.step_number = pairs, graph, seed, 0
+        self.gradient: Compute = Graphed(self._gradient) if graph else self._gradient
 
     def step(self, batches: Sequence[Batch]) -> Step:
         """Take one optimizer step on the mean loss of these batches; the sampler observes the last of them."""
         seed_step(self.accelerator.device, self.seed, self.accelerator.process_index, self.step_number)
-        seen, all_losses = [], []
+        all_seen = []
         for number, batch in enumerate(batches, start=1):
-            x0 = batch.x0.contiguous(memory_format=self.memory_format) if batch.x0.ndim == 4 else batch.x0
-            cond = {} if batch.labels is None else {"class_labels": batch.labels}
-
-            def loss_at(
-                rows: Any, t: Tensor, model: nn.Module = self.network, x0: Tensor = x0, cond: dict[str, Tensor] = cond
-            ) -> Tensor:
-                return self.objective(model, x0[rows], t, **{name: value[rows] for name, value in cond.items()})
-
-            drawn = self.sampler.sample(x0)
-            seen.append(drawn)
             with nullcontext() if number == len(batches) else self.accelerator.no_sync(self.model):
-                losses = loss_at(slice(None), drawn.t, self.model)
-                all_losses.append(losses.detach())
-                loss = (losses * drawn.weight).mean()
-                self.scaler.scale(loss if len(batches) == 1 else loss / len(batches)).backward()
+                all_seen.append(self.gradient(batch, len(batches)))
+        seen = all_seen[-1]
+
+        def loss_at(rows: Tensor, t: Tensor) -> Tensor:
+            cond = {} if seen.labels is None else {"class_labels": seen.labels[rows]}
+            return self.objective(self.network.forward, seen.x0[rows], t, **cond)  # not compiled: shapes of its own
+
         if self.max_grad_norm is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
         if self.learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.learning_rate(self.step_number)
-        with self.sampler.observe(x0, drawn, losses.detach(), loss_at):
+        with self.sampler.observe(seen.x0, seen.drawn, seen.losses, loss_at):
             self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad(set_to_none=not self.graph)
         self.ema.update()
         self.step_number += 1
-        return together(seen, all_losses)
+        return together(all_seen)
+
+    def _gradient(self, batch: Batch, num_batches: int) -> Seen:
+        """Add the gradient of one of so many batches."""
+        x0, labels, noise = batch.x0, batch.labels, None
+        drawn = self.sampler.sample(x0)
+        if self.pairs:
+            pairs = antithetic_pairs(self.objective.process, x0, drawn)
+            x0, labels, noise = x0[pairs.rows], None if labels is None else labels[pairs.rows], pairs.noise
+        x0 = x0.contiguous(memory_format=self.memory_format) if x0.ndim == 4 else x0
+        cond = {} if labels is None else {"class_labels": labels}
+        losses = self.objective(self.model, x0, drawn.t, noise=noise, **cond)
+        loss = (losses * drawn.weight).mean()
+        self.scaler.scale(loss if num_batches == 1 else loss / num_batches).backward()
+        return Seen(x0, labels, drawn, losses.detach())
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that decides the steps to come; random numbers are a function of seed and step number."""
@@ -125,12 +136,14 @@ class Trainer:
                     moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
-def together(seen: Sequence[Timesteps], losses: Sequence[Tensor]) -> Step:
+def together(all_seen: Sequence[Seen]) -> Step:
     """Return what a step saw in one or several batches."""
-    if len(seen) == 1:
-        return Step(seen[0], losses[0])
-    t, weight = (torch.cat(parts) for parts in zip(*((drawn.t, drawn.weight) for drawn in seen), strict=True))
-    return Step(Timesteps(t, weight), torch.cat(list(losses)))
+    if len(all_seen) == 1:
+        return Step(all_seen[0].drawn, all_seen[0].losses)
+    t, weight, losses = (
+        torch.cat(parts) for parts in zip(*((s.drawn.t, s.drawn.weight, s.losses) for s in all_seen), strict=True)
+    )
+    return Step(Timesteps(t, weight), losses)
 
 
 def seed_step(device: torch.device, seed: int, rank: int, step: int) -> None:

@@ -1,0 +1,71 @@
+"""From one sampler to another over training."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+
+from kairostep.timesteps.adaptive import Adaptive
+from kairostep.timesteps.arguments import count
+from kairostep.timesteps.draws import Draws
+from kairostep.timesteps.sampler import LossAt, Timesteps, TimestepSampler, learns_from_step
+
+
+class Curriculum(TimestepSampler):
+    """Draws by `first` until step `start`, by `then` from step `end` on, by a growing share of `then` in between.
+
+    A density that favours some times wins early and loses late: logit-normal, then uniform, is the schedule of
+    2603.12517. Each row has the time and the weight of one of the two; both are shown all losses.
+    """
+
+    num_drawn: Tensor  # () steps
+
+    def __init__(self, first: TimestepSampler, then: TimestepSampler, *, start: int, end: int, seed: int = 0) -> None:
+        super().__init__()
+        count("start", start, at_least=0)
+        count("end", end, at_least=start)
+        for sampler in (first, then):
+            if not isinstance(sampler, TimestepSampler):
+                raise ValueError(
+                    f"a curriculum must be of two samplers, got {sampler!r}: pass for instance ks.Uniform()"
+                )
+            if isinstance(sampler, Adaptive):
+                raise ValueError(
+                    "a curriculum must be of samplers that learn from any draw or none, got Adaptive, whose policy "
+                    "learns from its own: pass for instance ks.RootLoss()"
+                )
+        self.first, self.then, self.start, self.end = first, then, start, end
+        self.draws = Draws(seed, stratified=True)
+        self.draws.key.bitwise_not_()  # numbers of its own: which rows `then` draws must not depend on their times
+        self.register_buffer("num_drawn", torch.tensor(0))
+
+    def share(self) -> Tensor:
+        """Return the share of rows that `then` draws at the next step, ()."""
+        rising = ((self.num_drawn - self.start) / max(1, self.end - self.start)).clamp(0, 1)
+        return torch.where(self.num_drawn >= self.end, 1.0, rising)
+
+    def sample(self, x0: Tensor) -> Timesteps:
+        """Return one time and one weight for each row of x0 (B, ...)."""
+        by_then = self.draws(x0) < self.share()
+        first, then = self.first.sample(x0), self.then.sample(x0)
+        self.num_drawn += 1
+        return Timesteps(torch.where(by_then, then.t, first.t), torch.where(by_then, then.weight, first.weight))
+
+    @learns_from_step
+    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
+        """Show the step to both."""
+        with ExitStack() as stack:
+            for sampler in (self.first, self.then):
+                stack.enter_context(sampler.observe(x0, drawn, losses, loss_at))
+            yield
+
+    def density(self, num_bins: int = 100) -> Tensor:
+        """Return where the draws of the next step go: (num_bins,), summing to 1."""
+        return torch.lerp(self.first.density(num_bins), self.then.density(num_bins), self.share())
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Return what both have to say; evaluations spent on probes are added up."""
+        first, then = self.first.diagnostics(), self.then.diagnostics()
+        common = {name: first[name] + then[name] for name in first.keys() & then.keys()}
+        return {**first, **then, **common, "share_of_then": self.share()}

@@ -1,0 +1,46 @@
+"""A density that changes now and then, made ready to be drawn from at every step."""
+
+import torch
+from torch import Tensor, nn
+
+from kairostep.timesteps.histogram import BELOW_ONE
+from kairostep.timesteps.sampler import Timesteps
+
+
+class DrawTable(nn.Module):
+    """Draws from K equal bins, none of them empty, by a handful of kernels; starts uniform.
+
+    beta: weights are 1/density to this power, scaled to a mean of 1 over the draws: 1 keeps the objective, 0 weights
+        all draws alike.
+    """
+
+    rows: Tensor  # (4, K): mass up to the end of the bin, t there, 1/density in the bin, weight of its draws
+
+    def __init__(self, num_bins: int, beta: float) -> None:
+        super().__init__()
+        self.beta = beta
+        self.register_buffer("rows", torch.empty(4, num_bins, dtype=torch.float32))
+        self.set(torch.ones(num_bins))
+
+    @torch.no_grad()
+    def set(self, mass: Tensor) -> None:
+        """Draw from this mass (K,) from now on."""
+        num_bins = len(mass)
+        mass = mass / mass.sum()
+        end = mass.cumsum(0)
+        end = end / end[-1]  # exactly 1 at last, so that no u falls beyond
+        end_t = torch.arange(1, num_bins + 1, device=mass.device) / num_bins
+        slope = 1 / (num_bins * mass)
+        weight = slope**self.beta
+        self.rows.copy_(torch.stack([end, end_t, slope, weight / (mass * weight).sum()]))
+
+    def mass(self) -> Tensor:
+        """Return the mass of each bin (K,)."""
+        return 1 / (self.rows.shape[1] * self.rows[2])
+
+    def draw(self, u: Tensor) -> Timesteps:
+        """Return the times at the quantiles u (B,), and their weights."""
+        rows = self.rows.to(u.dtype)
+        index = torch.searchsorted(rows[0], u, right=True)
+        end, end_t, slope, weight = rows.index_select(1, index).unbind()
+        return Timesteps(torch.addcmul(end_t, slope, u - end).clamp(0, BELOW_ONE), weight)

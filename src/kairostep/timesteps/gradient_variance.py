@@ -1,0 +1,127 @@
+"""A sampler that measures gradients: one of the paper's comparisons."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from kairostep.timesteps.arguments import below_one, count, share
+from kairostep.timesteps.distributed import sum_over_ranks
+from kairostep.timesteps.draws import Draws
+from kairostep.timesteps.fixed import UNBIASED_FLOOR
+from kairostep.timesteps.histogram import rebin, with_floor
+from kairostep.timesteps.probes import isolated_randomness, probe_seed
+from kairostep.timesteps.sampler import (
+    LARGEST,
+    LossAt,
+    StepCount,
+    Timesteps,
+    TimestepSampler,
+    draw,
+    learns_from_step,
+)
+
+
+class GradientVariance(TimestepSampler):
+    """Draws in proportion to the variance of the stochastic gradient, which Kim et al. show to fail (their Table 4).
+
+    The paper names p_t ~ Var[grad L_t] over x0 and noise, and no estimator. The reading taken here: the trace of the
+    covariance of a single row's gradient, E|g|^2 - |E g|^2, at the centre of each of `num_bins` bins, from gradients of
+    `rows_per_gradient` rows of the current batch; one bin every `every` steps in turn, averaged over time by `decay`;
+    the loss as it is trained (no extra c_t), not divided by the density unless `unbiased`. Uniform until each bin has
+    been measured once. Costs one forward and backward of the batch every `every` steps.
+
+    `loss_at` has to be differentiable; under DDP let it call the wrapped `model.module`.
+    """
+
+    variance: Tensor  # (K,)
+    num_measured: Tensor  # (K,)
+    num_skipped: Tensor  # ()
+    num_probes: Tensor  # () network evaluations, over all ranks
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        num_bins: int = 20,
+        every: int = 10,
+        rows_per_gradient: int = 16,
+        decay: float = 0.9,
+        floor: float = 0.0,
+        unbiased: bool = False,
+        stratified: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.parameters_of_model = [p for p in parameters if p.requires_grad]  # a list: not parameters of this module
+        if not self.parameters_of_model:
+            raise ValueError("parameters must hold at least one that requires a gradient: pass model.parameters()")
+        self.every = count("every", every)
+        self.rows_per_gradient = count("rows_per_gradient", rows_per_gradient)
+        self.decay = below_one("decay", decay)
+        self.floor = max(share("floor", floor), UNBIASED_FLOOR if unbiased else 0.0)
+        self.unbiased = unbiased
+        self.draws = Draws(seed, stratified=stratified)
+        self.steps = StepCount(seed)
+        self.register_buffer("variance", torch.zeros(count("num_bins", num_bins), dtype=torch.float32))
+        self.register_buffer("num_measured", torch.zeros(num_bins, dtype=torch.int64))
+        self.register_buffer("num_skipped", torch.tensor(0))
+        self.register_buffer("num_probes", torch.tensor(0))
+
+    def mass(self) -> Tensor:
+        """Return the mass of each bin (K,)."""
+        ready = (self.num_measured > 0).all() & (self.variance.sum() > 0)
+        return with_floor(torch.where(ready, self.variance, 1.0), self.floor)
+
+    def sample(self, x0: Tensor) -> Timesteps:
+        """Return one time and one weight for each row of x0 (B, ...)."""
+        return draw(self.mass(), self.draws(x0), unbiased=self.unbiased)
+
+    @learns_from_step
+    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
+        """Measure the next bin if it is time."""
+        num_before = self.steps.advance() - 1
+        if num_before % self.every == 0:
+            bin_ = num_before // self.every % len(self.variance)
+            with isolated_randomness(x0.device, probe_seed(self.steps.seed, num_before)), torch.enable_grad():
+                self.record(bin_, *self.measure(bin_, x0, loss_at))
+        yield
+
+    def measure(self, bin_: int, x0: Tensor, loss_at: LossAt) -> tuple[Tensor, Tensor]:
+        """Return the variance of one row's gradient at the centre of the bin and the rows used, over all ranks."""
+        rows = torch.arange(len(x0), device=x0.device)
+        rows_per_gradient = min(self.rows_per_gradient, max(1, len(x0) // 2))
+        num_gradients = square = total = torch.zeros((), device=x0.device)
+        for chunk in torch.split(rows, rows_per_gradient):
+            t = torch.full((len(chunk),), (bin_ + 0.5) / len(self.variance), device=x0.device)
+            losses = loss_at(chunk, t)
+            if not losses.requires_grad:
+                raise ValueError("GradientVariance needs a differentiable loss_at: take it out of torch.no_grad()")
+            gradients = torch.autograd.grad(losses.mean(), self.parameters_of_model, materialize_grads=True)
+            gradient = torch.cat([g.detach().flatten().float() for g in gradients])  # (P,)
+            num_gradients = num_gradients + 1
+            square = square + len(chunk) * gradient.square().sum()
+            total = total + len(chunk) * gradient
+        num_rows = torch.full_like(square, len(x0))
+        num_gradients, num_rows, square = sum_over_ranks(torch.stack([num_gradients, num_rows, square]))
+        between = square - sum_over_ranks(total).square().sum() / num_rows
+        return between / (num_gradients - 1), num_rows
+
+    @torch.no_grad()
+    def record(self, bin_: int, variance: Tensor, num_rows: Tensor) -> None:
+        """Move the bin's variance toward the measured one; what is not finite is skipped, as of one gradient alone."""
+        finite = variance.abs() < LARGEST**2
+        keep = torch.where(self.num_measured[bin_] > 0, self.decay, 0.0)
+        new = torch.lerp(variance.clamp(min=0), self.variance[bin_], keep)
+        self.variance[bin_] = torch.where(finite, new, self.variance[bin_])
+        self.num_measured[bin_] += finite
+        self.num_skipped += ~finite
+        self.num_probes += num_rows.long()
+
+    def density(self, num_bins: int = 100) -> Tensor:
+        """Return where the draws go now: (num_bins,), summing to 1."""
+        return rebin(self.mass(), num_bins)
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Return the network evaluations spent on probes and how many of them gave no finite variance."""
+        return {"probe_evaluations": self.num_probes, "skipped_probes": self.num_skipped}

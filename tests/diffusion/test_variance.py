@@ -1,0 +1,402 @@
+"""Antithetic pairs and the stable target against full enumeration and plain loops."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import kairostep as ks
+
+PROCESSES = {
+    "linear": ks.DiscreteProcess.linear(),
+    "zero_terminal": ks.DiscreteProcess.linear().with_zero_terminal_snr(),
+    "flow": ks.FlowProcess(),
+    "edm": ks.EDMProcess(),
+}
+PREDICTIONS = {"epsilon": ks.EPSILON, "x0": ks.X0, "v": ks.V, "velocity": ks.VELOCITY}
+every_process = pytest.mark.parametrize("name", PROCESSES)
+
+
+def drawn_at(t: Tensor) -> ks.Timesteps:
+    return ks.Timesteps(t, torch.ones_like(t))
+
+
+def partners(process: ks.FlowProcess, t: list[float], threshold: float = 1.0) -> dict[int, int]:
+    """Return second -> first for each pair, by the rule in words."""
+    order = sorted(range(len(t)), key=lambda i: t[i])
+    pairs = {}
+    for first, second in zip(order[0::2], order[1::2], strict=False):
+        alpha, sigma = (float(f(torch.tensor([t[first]], dtype=torch.float64))) for f in (process.alpha, process.sigma))
+        if sigma < threshold * alpha:
+            pairs[second] = first
+    return pairs
+
+
+# Pairs
+
+
+@pytest.mark.parametrize(
+    ("process", "t", "threshold", "rows"),
+    [
+        (ks.FlowProcess(), [0.4, 0.1, 0.9, 0.2], 1.0, [0, 1, 0, 1]),  # the first of a pair decides
+        (ks.FlowProcess(), [0.6, 0.1, 0.9, 0.2], 1.0, [0, 1, 2, 1]),
+        (ks.FlowProcess(), [0.1, 0.2, 0.3], 1.0, [0, 0, 2]),
+        (ks.FlowProcess(), [0.2], 1.0, [0]),
+        (ks.FlowProcess(), [0.6, 0.7, 0.8, 0.9], 1.0, [0, 1, 2, 3]),
+        (ks.FlowProcess(), [0.6, 0.7, 0.8, 0.9], 2.0, [0, 0, 2, 3]),
+        (ks.FlowProcess(), [0.3, 0.1, 0.2, 0.05], 0.2, [0, 3, 2, 3]),
+        (ks.FlowProcess(), [1.0, 0.0, 0.999999, 0.49], 1.0, [0, 1, 2, 1]),
+        (ks.EDMProcess(), [0.5, 0.9, 0.55, 0.95, 0.1], 1.0, [4, 2, 2, 3, 4]),  # sigma = 1 at t = 0.5865
+        (ks.EDMProcess(), [0.59, 0.9, 0.6, 0.95], 1.0, [0, 1, 2, 3]),
+        (ks.DiscreteProcess.linear(), [0.9995, 0.0005, 0.2, 0.1], 1.0, [2, 1, 2, 1]),
+        (PROCESSES["zero_terminal"], [0.9999, 0.9998, 0.0, 0.9], 1.0, [0, 1, 2, 2]),
+    ],
+)
+def test_neighbours_in_time_are_paired_where_there_is_little_noise(
+    process: ks.FlowProcess, t: list[float], threshold: float, rows: list[int]
+) -> None:
+    x0 = torch.zeros(len(t), 3, dtype=torch.float64)
+    pairs = ks.antithetic_pairs(process, x0, drawn_at(torch.tensor(t, dtype=torch.float64)), threshold=threshold)
+    assert pairs.rows.tolist() == rows
+    for row, first in enumerate(rows):
+        if row != first:
+            assert torch.equal(pairs.noise[row], -pairs.noise[first])
+
+
+@every_process
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 32, 33])
+@pytest.mark.parametrize("threshold", [0.25, 1.0, 3.0])
+def test_pairs_are_those_of_the_rule(name: str, num_rows: int, threshold: float) -> None:
+    process, t = PROCESSES[name], torch.rand(num_rows, generator=torch.Generator().manual_seed(num_rows))
+    pairs = ks.antithetic_pairs(process, torch.zeros(num_rows, 2, 3), drawn_at(t), threshold=threshold)
+    expected = partners(process, t.tolist(), threshold)
+    assert pairs.rows.dtype == torch.int64
+    assert pairs.rows.tolist() == [expected.get(row, row) for row in range(num_rows)]
+    sign = torch.tensor([-1.0 if row in expected else 1.0 for row in range(num_rows)])
+    assert torch.equal(pairs.noise, pairs.noise[pairs.rows] * sign[:, None, None])
+    assert len(pairs.noise.flatten().abs().unique()) == (num_rows - len(expected)) * 6
+
+
+@every_process
+def test_at_pure_noise_nothing_is_paired(name: str) -> None:
+    t = torch.tensor([1.0, 1 - 2**-24, 0.9999, 1.0])
+    pairs = ks.antithetic_pairs(PROCESSES[name], torch.zeros(4, 2), drawn_at(t))
+    assert pairs.rows.tolist() == [0, 1, 2, 3]
+    assert bool(pairs.noise.isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_noise_is_like_x0_and_from_the_global_generator(dtype: torch.dtype) -> None:
+    x0, drawn = torch.zeros(6, 3, 4, dtype=dtype), drawn_at(torch.rand(6))
+    torch.manual_seed(0)
+    first, second = (ks.antithetic_pairs(ks.FlowProcess(), x0, drawn).noise for _ in range(2))
+    torch.manual_seed(0)
+    again = ks.antithetic_pairs(ks.FlowProcess(), x0, drawn).noise
+    assert first.shape == x0.shape
+    assert first.dtype == dtype
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+
+
+def test_noise_is_standard_normal_and_correlated_within_pairs_alone() -> None:
+    torch.manual_seed(0)
+    drawn, num = drawn_at(torch.tensor([0.3, 0.1, 0.8, 0.2, 0.9, 0.45, 0.7])), 40_000
+    pairs = ks.antithetic_pairs(ks.FlowProcess(), torch.zeros(7, num, dtype=torch.float64), drawn)
+    assert pairs.rows.tolist() == [0, 1, 2, 1, 4, 0, 6]
+    expected = torch.eye(7, dtype=torch.float64)
+    for one, other in ((1, 3), (0, 5)):
+        expected[one, other] = expected[other, one] = -1
+    assert_close(pairs.noise.mean(1), torch.zeros(7, dtype=torch.float64), rtol=0, atol=5 / num**0.5)
+    assert_close(pairs.noise @ pairs.noise.T / num, expected, rtol=0, atol=5 * (2 / num) ** 0.5)
+    assert_close(
+        pairs.noise.pow(4).mean(1), torch.full((7,), 3.0, dtype=torch.float64), rtol=0, atol=5 * (96 / num) ** 0.5
+    )
+
+
+def cases(process: ks.FlowProcess, x0: Tensor, t: Tensor, nodes: Tensor, *, paired: bool) -> tuple[Tensor, ...]:
+    """Return x0, noise, t of every batch: all orders of the times (P, B) times all noises of rows from nodes (Q, D).
+
+    Each is (C, B, ...); what a batch does with its noises is read off one call per order.
+    """
+    num_rows = len(x0)
+    choices = torch.tensor(list(itertools.product(range(len(nodes)), repeat=num_rows)))  # (Q**B, B)
+    all_x0, all_noise, all_t = [], [], []
+    for order in itertools.permutations(range(num_rows)):
+        times, rows, sign = t[list(order)], torch.arange(num_rows), torch.ones(num_rows, 1, dtype=x0.dtype)
+        if paired:
+            pairs = ks.antithetic_pairs(process, x0, drawn_at(times))
+            rows = pairs.rows
+            sign = torch.where(rows == torch.arange(num_rows), 1.0, -1.0).to(x0.dtype)[:, None]
+            assert torch.equal(pairs.noise, sign * pairs.noise[rows])
+        all_noise.append(sign * nodes[choices][:, rows])
+        all_x0.append(x0[rows].expand(len(choices), -1, -1))
+        all_t.append(times.expand(len(choices), -1))
+    return torch.cat(all_x0), torch.cat(all_noise), torch.cat(all_t)
+
+
+def batch_gradients(
+    process: ks.FlowProcess, prediction: ks.Prediction, parameters: Tensor, batches: tuple[Tensor, ...]
+) -> Tensor:
+    """Return the gradient (C, P) of the weighted mean loss of each batch."""
+    x0, noise, t = batches
+    num_cases, num_rows = t.shape
+    of_rows = (
+        parameters.expand(t.numel(), -1).clone().requires_grad_()
+    )  # a copy for each row: its gradient is the row's
+
+    def model(x: Tensor, time: Tensor) -> Tensor:
+        slope, bend, shift, tilt = of_rows[:, :, None].unbind(1)  # (C B, 1) each
+        return slope * x + bend * torch.tanh(x + shift) + tilt * torch.cos(time.to(x.dtype) / 500)[:, None]
+
+    losses = ks.Objective(process, prediction)(model, x0.flatten(0, 1), t.flatten(), noise=noise.flatten(0, 1))
+    weight = 1 + t.flatten()  # of the draws; they stay with their times
+    (gradient,) = torch.autograd.grad((weight * losses).sum(), of_rows)
+    return gradient.view(num_cases, num_rows, -1).mean(1)
+
+
+ENUMERATED = {
+    "linear": (ks.DiscreteProcess.linear(), ks.EPSILON, [0.05, 0.15, 0.22, 0.8]),
+    "flow": (ks.FlowProcess(), ks.VELOCITY, [0.1, 0.35, 0.6, 0.9]),
+    "edm": (ks.EDMProcess(), ks.EDMProcess().prediction, [0.2, 0.4, 0.55, 0.8]),
+}
+HERMITE = torch.tensor([[-math.sqrt(3)], [0.0], [math.sqrt(3)]], dtype=torch.float64)
+HERMITE_WEIGHT = torch.tensor([1 / 6, 2 / 3, 1 / 6], dtype=torch.float64)
+SIGNS = torch.tensor([[-1.0, -0.5], [-1.0, 0.5], [1.0, -0.5], [1.0, 0.5]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("nodes", [HERMITE, SIGNS], ids=["one dimension", "two dimensions"])
+@pytest.mark.parametrize("name", ENUMERATED)
+def test_pairs_leave_the_expected_gradient_unchanged(name: str, nodes: Tensor) -> None:
+    process, prediction, times = ENUMERATED[name]
+    x0 = torch.randn(4, nodes.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    t, parameters = torch.tensor(times, dtype=torch.float64), torch.tensor([0.3, -0.7, 0.4, 0.2], dtype=torch.float64)
+    weight = HERMITE_WEIGHT if nodes is HERMITE else torch.full((4,), 0.25, dtype=torch.float64)
+    probability = torch.cartesian_prod(*[weight] * 4).prod(1).repeat(24) / 24  # (C,)
+    means = []
+    for paired in (False, True):
+        batches = cases(process, x0, t, nodes, paired=paired)
+        gradients = batch_gradients(process, prediction, parameters, batches)
+        means.append((probability[:, None] * gradients).sum(0))
+    assert_close(probability.sum(), torch.tensor(1.0, dtype=torch.float64))
+    assert float(means[0].abs().min()) > 1e-3
+    assert_close(means[1], means[0], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["linear", "flow"])
+def test_pairs_lower_the_variance_of_a_nearly_linear_model_at_low_noise(name: str) -> None:
+    """A model close to its optimum: what is left of the gradient's noise comes from eps, and +eps and -eps cancel."""
+    process, prediction, _ = ENUMERATED[name]
+    t = torch.tensor([0.01, 0.02, 0.03, 0.04], dtype=torch.float64)
+    x0 = torch.randn(4, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    slope = -1.0 if prediction is ks.VELOCITY else 0.0
+    parameters = torch.tensor([slope, 0.01, 0.1, 0.0], dtype=torch.float64)
+    probability = torch.cartesian_prod(*[HERMITE_WEIGHT] * 4).prod(1).repeat(24)[:, None] / 24
+    variances = []
+    for paired in (False, True):
+        gradients = batch_gradients(process, prediction, parameters, cases(process, x0, t, HERMITE, paired=paired))
+        mean = (probability * gradients).sum(0)
+        variances.append((probability * (gradients - mean).square()).sum())
+    assert float(variances[1]) < 0.1 * float(variances[0])
+
+
+# Stable target
+
+
+def column(value: float | list[float], like: Tensor) -> Tensor:
+    """Return the factor of each row, (B, 1, ..)."""
+    factor = torch.as_tensor(value, dtype=like.dtype)
+    return factor.expand(len(like)).reshape(-1, *[1] * (like.ndim - 1))
+
+
+def posterior_mean(reference: Tensor, x0: Tensor, xt: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+    """Return the same by loops in float64 over what float32 was given."""
+    means = []
+    for row in range(len(x0)):
+        own, seen = x0[row].double().flatten(), xt[row].double().flatten()
+        a, s = float(alpha[row].flatten()[0]), float(sigma[row].flatten()[0])
+        candidates = [*reference.double().flatten(1), own]
+        logits = [-float((seen - a * x).square().sum()) / (2 * s**2) for x in candidates]
+        weights = [math.exp(logit - max(logits)) for logit in logits]
+        means.append(sum(w * x for w, x in zip(weights, candidates, strict=True)) / sum(weights))
+    return torch.stack(means).view(x0.shape)
+
+
+def crowd(shape: tuple[int, ...], spread: float, num: int = 40) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a reference (num, *shape), half of it within `spread` of the rows of x0 (4, *shape), and noise."""
+    generator = torch.Generator().manual_seed(0)
+    x0 = torch.randn(4, *shape, generator=generator)
+    reference = torch.randn(num, *shape, generator=generator)
+    size = math.prod(shape) ** 0.5
+    near = torch.randn(num // 2, *shape, generator=generator) / size  # of length 1
+    reference[: num // 2] = x0.repeat(num // 8, *[1] * len(shape)) + spread * near
+    return reference, x0, torch.randn(4, *shape, generator=generator)
+
+
+@pytest.mark.parametrize("sigma", [1e-3, 1e-2, 0.1, 1.0])
+@pytest.mark.parametrize("shape", [(1,), (2,), (64,), (3, 32, 32)])
+def test_target_is_exact_to_float32_also_among_near_duplicates(shape: tuple[int, ...], sigma: float) -> None:
+    reference, x0, noise = crowd(shape, spread=2 * sigma)
+    alpha, sigma_ = column(math.sqrt(1 - min(sigma, 0.99) ** 2), x0), column(sigma, x0)
+    xt = alpha * x0 + sigma_ * noise
+    target = ks.StableTarget(reference, num=None)(x0, xt, alpha, sigma_)
+    expected = posterior_mean(reference, x0, xt, alpha, sigma_)
+    assert target.dtype == torch.float32
+    assert target.shape == x0.shape
+    moved = float((expected - x0.double()).abs().max())
+    assert moved > 0.01 * sigma / math.prod(shape) ** 0.5
+    assert_close(target.double(), expected, rtol=1.3e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(2,), (3, 32, 32)])
+@pytest.mark.parametrize("alpha", [0.0, 1e-6, 1e-3, 0.05])
+def test_target_is_exact_where_the_data_vanishes(alpha: float, shape: tuple[int, ...]) -> None:
+    reference, x0, noise = crowd(shape, spread=0.5)
+    factors = column(alpha, x0), column(1.0, x0)
+    xt = factors[0] * x0 + factors[1] * noise
+    target = ks.StableTarget(reference, num=None)(x0, xt, *factors)
+    assert_close(target.double(), posterior_mean(reference, x0, xt, *factors), rtol=1.3e-6, atol=1e-6)
+    if alpha == 0:
+        total = reference.sum(0) + x0
+        assert_close(target, total / 41, rtol=1e-5, atol=1e-6)
+
+
+def test_target_is_exact_on_edm_up_to_its_largest_noise() -> None:
+    reference, x0, noise = crowd((3, 8, 8), spread=0.5)
+    alpha, sigma = column(1.0, x0), column([0.002, 0.5, 5.0, 80.0], x0)
+    xt = x0 + sigma * noise
+    target = ks.StableTarget(reference, num=None)(x0, xt, alpha, sigma)
+    assert_close(target.double(), posterior_mean(reference, x0, xt, alpha, sigma), rtol=1.3e-6, atol=1e-6)
+
+
+def test_in_float64_the_target_is_exact_to_float64() -> None:
+    reference, x0, noise = (x.double() for x in crowd((16,), spread=0.1))
+    alpha, sigma = column(0.9, x0), column(0.05, x0)
+    xt = alpha * x0 + sigma * noise
+    target = ks.StableTarget(reference, num=None)(x0, xt, alpha, sigma)
+    assert target.dtype == torch.float64
+    assert_close(target, posterior_mean(reference, x0, xt, alpha, sigma), rtol=1e-9, atol=1e-10)
+
+
+def test_in_half_precision_the_target_is_that_of_the_rounded_inputs() -> None:
+    reference, x0, noise = crowd((3, 8, 8), spread=0.5)
+    reference, x0 = reference.bfloat16(), x0.bfloat16()
+    alpha, sigma = column(0.75, x0), column(0.5, x0)
+    xt = alpha * x0 + sigma * noise.bfloat16()
+    target = ks.StableTarget(reference, num=None)(x0, xt, alpha, sigma)
+    assert target.dtype == torch.bfloat16
+    assert_close(target.double(), posterior_mean(reference, x0, xt, alpha, sigma), rtol=1e-2, atol=1e-2)
+
+
+def test_without_noise_the_target_is_x0_itself() -> None:
+    reference, x0, noise = crowd((3, 8, 8), spread=1e-3)
+    alpha, sigma = column(1.0, x0), column([0.0, 0.5, 0.0, 3e-8], x0)
+    target = ks.StableTarget(reference)(x0, alpha * x0 + sigma * noise, alpha, sigma)
+    assert bool(target.isfinite().all())
+    assert_close(target[[0, 2, 3]], x0[[0, 2, 3]], rtol=1e-6, atol=1e-6)
+    assert float((target[1] - x0[1]).abs().max()) > 1e-5
+
+
+def test_far_from_every_other_point_the_target_is_x0_itself() -> None:
+    _, x0, noise = crowd((3, 32, 32), spread=0.0)
+    alpha, sigma = column(0.9, x0), column(0.1, x0)
+    target = ks.StableTarget(torch.full((10, 3, 32, 32), 50.0))(x0, alpha * x0 + sigma * noise, alpha, sigma)
+    assert_close(target, x0, rtol=1e-6, atol=1e-6)
+
+
+def test_as_many_random_rows_of_the_reference_as_asked_for_and_the_own() -> None:
+    """At zero SNR all count alike, so that unit vectors tell which were used, and how often."""
+    reference, x0 = torch.eye(100)[:99], torch.eye(100)[99:].repeat(8, 1)
+    stable, factors = ks.StableTarget(reference, num=5), (column(0.0, x0), column(1.0, x0))
+    torch.manual_seed(0)
+    used = [stable(x0, torch.randn_like(x0), *factors) * 6 for _ in range(100)]
+    for times in used:
+        assert_close(times, times.round(), rtol=0, atol=1e-5)
+        assert_close(times[:, :99].sum(1), torch.full((8,), 5.0))
+        assert_close(times[:, 99], torch.ones(8))
+    assert not torch.equal(used[0], used[1])
+    ever = torch.cat(used).sum(0)[:99] > 0
+    assert bool(ever.all())
+    torch.manual_seed(0)
+    assert_close(stable(x0, torch.randn_like(x0), *factors) * 6, used[0])
+
+
+@pytest.mark.parametrize("num", [40, 256])
+def test_a_small_reference_is_used_as_a_whole(num: int) -> None:
+    reference, x0, noise = crowd((4,), spread=0.5)
+    alpha, sigma = column(0.9, x0), column(0.3, x0)
+    xt = alpha * x0 + sigma * noise
+    target, whole = (ks.StableTarget(reference, num=n)(x0, xt, alpha, sigma) for n in (num, None))
+    assert_close(target, whole)
+
+
+def test_target_does_not_depend_on_the_size_of_its_chunks() -> None:
+    reference, x0, noise = crowd((4,), spread=0.5)
+    alpha, sigma = column([0.9, 0.5, 0.1, 0.0], x0), column([0.01, 0.3, 0.9, 1.0], x0)
+    xt = alpha * x0 + sigma * noise
+    whole = ks.StableTarget(reference, num=None)(x0, xt, alpha, sigma)
+    for chunk_size in (1, 7, 40):
+        chunked = ks.StableTarget(reference, num=None, chunk_size=chunk_size)(x0, xt, alpha, sigma)
+        assert_close(chunked, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_target_has_no_gradient_and_leaves_its_inputs() -> None:
+    reference, x0, noise = crowd((4,), spread=0.5)
+    before = reference.clone(), x0.clone()
+    alpha, sigma = column(0.9, x0), column(0.3, x0)
+    xt = (alpha * x0 + sigma * noise).requires_grad_()
+    target = ks.StableTarget(reference.requires_grad_())(x0.requires_grad_(), xt, alpha, sigma)
+    assert not target.requires_grad
+    assert torch.equal(reference, before[0])
+    assert torch.equal(x0, before[1])
+
+
+@pytest.mark.parametrize("prediction_name", PREDICTIONS)
+@pytest.mark.parametrize("name", PROCESSES)
+def test_objective_regresses_on_the_stable_target(name: str, prediction_name: str) -> None:
+    t = torch.tensor([0.01, 0.3, 0.6, 0.9999], dtype=torch.float64)
+    process, prediction = PROCESSES[name], PREDICTIONS[prediction_name]
+    reference, x0, noise = (x.double() for x in crowd((3, 4), spread=0.3))
+    objective = ks.Objective(process, prediction, target=ks.StableTarget(reference, num=None))
+    losses = objective(lambda x, time: torch.sin(x), x0, t, noise=noise)
+    alpha, sigma = (f(t).view(-1, 1, 1) for f in (process.alpha, process.sigma))
+    xt = alpha * x0 + sigma * noise
+    mean = posterior_mean(reference, x0, xt, alpha, sigma)
+    implied = (xt - alpha * mean) / sigma
+    target = {
+        "epsilon": implied,
+        "x0": mean,
+        "v": (alpha * implied - sigma * mean) / (alpha**2 + sigma**2).sqrt(),
+        "velocity": implied - mean,
+    }[prediction_name]
+    scale = process.input_scale(t).view_as(alpha)
+    assert_close(losses, (torch.sin(scale * xt) - target).square().mean((1, 2)), rtol=1e-8, atol=1e-10)
+    plain = ks.Objective(process, prediction)(lambda x, time: torch.sin(x), x0, t, noise=noise)
+    assert float((losses - plain).abs().max()) > 1e-4
+
+
+def test_objective_with_a_stable_target_trains_the_model_alone() -> None:
+    reference, x0, noise = crowd((4,), spread=0.5)
+    slope = torch.tensor(0.5, requires_grad=True)
+    objective = ks.Objective(ks.FlowProcess(), ks.VELOCITY, target=ks.StableTarget(reference))
+    t = torch.tensor([0.0, 0.3, 0.9, 1.0])
+    losses = objective(lambda x, time: slope * x, x0, t, noise=noise)
+    (gradient,) = torch.autograd.grad(losses.sum(), slope)
+    assert bool(losses.isfinite().all())
+    assert bool(gradient.isfinite())
+    assert float(gradient.abs()) > 0
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 4), (4, 1)])
+def test_a_reference_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    x0 = torch.zeros(2, 4)
+    with pytest.raises(ValueError, match=r"reference must .*"):
+        ks.StableTarget(torch.zeros(10, *shape))(x0, x0, column(0.9, x0), column(0.1, x0))
+
+
+@pytest.mark.parametrize("num", [0, -1, 2.5])
+def test_a_wrong_number_of_rows_is_refused(num: int) -> None:
+    with pytest.raises(ValueError, match=rf"num must .*got {num}"):
+        ks.StableTarget(torch.zeros(10, 4), num=num)
