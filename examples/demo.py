@@ -18,6 +18,8 @@ from PIL import Image, ImageDraw
 ARMS: dict[str, dict[str, Component]] = {
     "uniform": {"sampler": Component("uniform")},
     "min_snr": {"sampler": Component("uniform"), "weighting": Component("min_snr")},
+    "root_loss": {"sampler": Component("root_loss")},
+    "progress": {"sampler": Component("progress")},
     "adaptive": {"sampler": Component("adaptive")},
 }
 

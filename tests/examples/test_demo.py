@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+ARMS = ("uniform", "min_snr", "root_loss", "progress", "adaptive")
 DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 
 
@@ -31,7 +32,7 @@ def printed(output: Path) -> str:
     return run_demo(output)
 
 
-@pytest.mark.parametrize("arm", ["uniform", "min_snr", "adaptive"])
+@pytest.mark.parametrize("arm", ARMS)
 def test_the_table_has_the_figures_of_each_run(output: Path, printed: str, arm: str) -> None:
     last = json.loads((output / arm / "metrics.jsonl").read_text().splitlines()[-1])
     (row,) = [line for line in printed.splitlines() if line.startswith(f"{arm} ")]
@@ -40,14 +41,15 @@ def test_the_table_has_the_figures_of_each_run(output: Path, printed: str, arm: 
     assert last["training_evaluations"] == 12 * 128
 
 
-def test_only_the_adaptive_sampler_probes(printed: str) -> None:
-    assert [line.split()[0] for line in printed.splitlines() if " + " in line and " ± " in line] == ["adaptive"]
+def test_only_two_samplers_probe(printed: str) -> None:
+    probing = [line.split()[0] for line in printed.splitlines() if " + " in line and " ± " in line]
+    assert probing == ["progress", "adaptive"]
 
 
 def test_the_picture_shows_all_runs_side_by_side(output: Path, printed: str) -> None:
     assert str(output / "samples.png") in printed
     width, height = size_of(output / "samples.png")
-    grids = [size_of(next((output / arm / "samples").glob("*.png"))) for arm in ("uniform", "min_snr", "adaptive")]
+    grids = [size_of(next((output / arm / "samples").glob("*.png"))) for arm in ARMS]
     assert width > sum(grid[0] for grid in grids)
     assert height > max(grid[1] for grid in grids)
 
