@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kairostep.data import Batches
+import kairostep as ks
+from kairostep.data import Batch, Batches
 from kairostep.experiments import build
 from kairostep.training import seed_step, warmed_up
 
@@ -46,15 +47,19 @@ def train_by_hand(config: Any, num_steps: int) -> Trained:
         seed_step(device, config.seed, 0, step)
         parts = []
         for _ in range(config.accumulate):
-            batch = next(batches)
-
-            def loss_at(rows: Any, t: Tensor, batch: Any = batch) -> Tensor:
-                if batch.labels is None:
-                    return objective(model, batch.x0[rows], t)
-                return objective(model, batch.x0[rows], t, class_labels=batch.labels[rows])
-
+            batch, noise = next(batches), None
             drawn = sampler.sample(batch.x0)
-            losses = loss_at(slice(None), drawn.t)
+            if config.pairs:
+                pairs = ks.antithetic_pairs(objective.process, batch.x0, drawn)
+                labels, noise = None if batch.labels is None else batch.labels[pairs.rows], pairs.noise
+                batch = Batch(batch.x0[pairs.rows], labels)
+
+            def loss_at(rows: Any, t: Tensor, noise: Tensor | None = None, batch: Batch = batch) -> Tensor:
+                if batch.labels is None:
+                    return objective(model, batch.x0[rows], t, noise=noise)
+                return objective(model, batch.x0[rows], t, noise=noise, class_labels=batch.labels[rows])
+
+            losses = loss_at(slice(None), drawn.t, noise)
             ((losses * drawn.weight).mean() / config.accumulate).backward()
             parts.append((drawn.t, losses.detach(), drawn.weight))
         nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)

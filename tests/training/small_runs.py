@@ -22,6 +22,7 @@ from kairostep.training.checkpoint import read
 PATIENCE = 60.0  # seconds after which a child is considered stuck
 
 SMALL: Mapping[str, Any] = {
+    "sampler": "uniform",
     "network.channels": 8,
     "network.multipliers": [1],
     "network.attention": [],
@@ -51,6 +52,8 @@ LEARNING: Mapping[str, Mapping[str, Any]] = {
         "sampler.num_bins": 10,
         "sampler.history": 3,
     },
+    "root_loss": {**SMALL, "sampler": "root_loss", "sampler.warmup": 4, "sampler.refresh": 2},
+    "progress": {**SMALL, "sampler": "progress", "sampler.every": 5, "sampler.num_probes": 20},
     "infonoise": {**SMALL, "sampler": "infonoise", "sampler.num_bins": 10, "sampler.warmup": 2},
 }
 

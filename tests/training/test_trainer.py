@@ -24,6 +24,10 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "uniform": SMALL,
     "adaptive": ADAPTIVE,
     "infonoise": LEARNING["infonoise"],
+    "root_loss": LEARNING["root_loss"],
+    "progress": {**LEARNING["progress"], **LABELS},
+    "pairs": {**LEARNING["root_loss"], **LABELS, "pairs": True},
+    "stable target": {**SMALL, "pairs": True, "stable_target": 32},
     "labels": {**SMALL, **LABELS},
     "accumulated": {**SMALL, **ACCUMULATE},
     "dropout": {**SMALL, "network.dropout": 0.3},
@@ -108,6 +112,23 @@ def test_a_users_trainer_is_the_hand_written_loop_too() -> None:
         optimizer.zero_grad()
     assert_same_state(trainer.network.state_dict(), model.state_dict())
     assert_same_state(trainer.sampler.state_dict(), sampler.state_dict())
+
+
+def test_pairs_train_on_one_x0_and_opposite_noise() -> None:
+    seen: list[Tensor] = []
+    trainer = make_point_trainer(pairs=True)
+    trainer.network.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    step = trainer.step([points(0)])
+    t = step.drawn.t
+    order = t.argsort()
+    first, second = order[0], order[1]
+    x0_and_noise = torch.stack([torch.stack([1 - t[k], sign * t[k]]) for k, sign in ((first, 1), (second, -1))])  # x_t
+    solved = torch.linalg.solve(
+        x0_and_noise, torch.stack([seen[0][first], seen[0][second]])
+    )  # x0 and noise of the pair
+    apart = (points(0).x0 - solved[0]).norm(dim=1)
+    assert float(apart.min()) < 1e-4  # one of the batch: both times have the same x0, and opposite noises
+    assert int(apart.argmin()) == int(first)
 
 
 def test_a_trainer_goes_on_from_its_state_bitwise() -> None:
