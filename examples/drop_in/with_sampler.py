@@ -13,7 +13,7 @@ data = torch.tensor(load_digits().data, dtype=torch.float32) / 8 - 1
 alphas_cumprod = (1 - torch.linspace(1e-4, 0.02, T)).cumprod(0)
 model = nn.Sequential(nn.Linear(65, 256), nn.SiLU(), nn.Linear(256, 256), nn.SiLU(), nn.Linear(256, 64))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-sampler = ks.LossSecondMoment(num_bins=100)
+sampler = ks.RootLoss()
 
 
 def losses_at(x, t):  # (B, 64), (B,) -> (B,)

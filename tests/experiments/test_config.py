@@ -40,7 +40,7 @@ ADAPTIVE = replace(PLAIN, sampler=Component("adaptive", {"floor": 0.2, "every": 
         (["--sampler", "adaptive"], {"sampler": Component("adaptive")}),
         (["--sampler={name: adaptive, floor: 0.3}"], {"sampler": Component("adaptive", {"floor": 0.3})}),
         (["--sampler.floor=0.3", "--sampler=adaptive"], {"sampler": Component("adaptive", {"floor": 0.3})}),
-        (["--sampler.unbiased"], {"sampler": Component("uniform", {"unbiased": True})}),
+        (["--sampler.unbiased"], {"sampler": Component("root_loss", {"unbiased": True})}),
         (["--sampler=logit_normal", "--sampler.mean", "-1"], {"sampler": Component("logit_normal", {"mean": -1})}),
         (["--network.multipliers=[1,2]"], {"network": Component("unet", {"multipliers": [1, 2]})}),
     ],
@@ -158,7 +158,7 @@ def test_differences_name_what_decides_the_weights() -> None:
     assert differences(PLAIN, PLAIN) == []
     changed = replace(PLAIN, steps=7, seed=3, sampler=Component("uniform", {"unbiased": True}), output="x", workers=0)
     assert differences(PLAIN, changed) == [
-        "sampler: {'name': 'uniform'} -> {'name': 'uniform', 'unbiased': True}",
+        "sampler: {'name': 'root_loss'} -> {'name': 'uniform', 'unbiased': True}",
         "seed: 0 -> 3",
     ]
 

@@ -15,7 +15,7 @@ from kairostep.diffusion import EPSILON, VELOCITY, DiscreteProcess, EDMProcess, 
 from kairostep.experiments import DATASETS, PRESETS, Config, Experiment, build, preset
 from kairostep.experiments.config import with_overrides
 from kairostep.experiments.experiment import make_network
-from kairostep.timesteps import Adaptive, LogNormalSigma, Uniform
+from kairostep.timesteps import Adaptive, LogNormalSigma, RootLoss
 
 CPU = torch.device("cpu")
 SHAPES = {"fashion_mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
@@ -84,7 +84,7 @@ def test_every_preset_builds(
 
 def assert_builds_what_it_says(config: Config, experiment: Experiment) -> None:
     process = {"flow": FlowProcess, "edm": EDMProcess}.get(config.process.name, DiscreteProcess)
-    sampler = {"adaptive": Adaptive, "log_normal_sigma": LogNormalSigma, "uniform": Uniform}[config.sampler.name]
+    sampler = {"adaptive": Adaptive, "log_normal_sigma": LogNormalSigma, "root_loss": RootLoss}[config.sampler.name]
     assert type(experiment.process) is process
     assert type(experiment.sampler) is sampler
     natural = {DiscreteProcess: EPSILON, FlowProcess: VELOCITY}

@@ -97,7 +97,7 @@ PROGRESS: dict[str, Build] = {
     ),
 }
 SAMPLERS = HISTOGRAMS | POLICIES | PROGRESS
-PROGRESS_CAP = 4.0  # its default
+PROGRESS_CAP = 2.0  # its default
 every_sampler = pytest.mark.parametrize("name", SAMPLERS)
 
 

@@ -386,8 +386,8 @@ def test_windows_without_finite_losses_change_nothing_and_are_counted(bad: float
     for num_bad in (1, 2, 3):
         observe(sampler)
         assert_close(sampler.density(K), before, rtol=1e-6, atol=0)
-        assert int(sampler.diagnostics()["skipped_probes"]) == num_bad * 128
-        assert int(sampler.diagnostics()["probe_evaluations"]) == (num_good + num_bad) * 128
+        assert int(sampler.diagnostics()["skipped_probes"]) == num_bad * 64
+        assert int(sampler.diagnostics()["probe_evaluations"]) == (num_good + num_bad) * 64
     observe(sampler, 5)
     assert bool(sampler.density(K).isfinite().all())
     assert float((sampler.density(K) - before).abs().max()) > 1e-4  # it goes on
@@ -491,7 +491,7 @@ def test_saved_and_loaded_goes_on_bitwise(probed: bool) -> None:
 
 def test_losses_of_a_probe_of_the_wrong_shape_are_refused() -> None:
     sampler = build(lambda call, t: torch.zeros(len(t), 2))
-    with pytest.raises(ValueError, match=r"\(128,\).*got \(128, 2\)"):
+    with pytest.raises(ValueError, match=r"\(64,\).*got \(64, 2\)"):
         observe(sampler, 2)
 
 

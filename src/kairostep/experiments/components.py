@@ -122,7 +122,7 @@ def progress(
     seed: int,
     *,
     prior: str = "uniform",  # or another fixed density
-    num_probes: int = 128,
+    num_probes: int = 64,
     **options: Any,
 ) -> Progress:
     """Return the progress sampler, its probes a fixed sample of the training set."""

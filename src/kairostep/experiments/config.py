@@ -41,7 +41,7 @@ class Config:
     process: Component = setting(Component("linear"), "noising process or schedule")
     prediction: str | None = setting(None, "epsilon, x0, v, velocity or edm; by default what the process is used with")
     weighting: Component = setting(Component("constant"), "factor on the loss: what is optimised")
-    sampler: Component = setting(Component("uniform"), "timestep sampler: where compute goes")
+    sampler: Component = setting(Component("root_loss"), "timestep sampler: where compute goes")
     pairs: bool = setting(False, "at low noise, train pairs of neighbours in t on one image and opposite noise")
     stable_target: int = setting(0, "targets averaged over so many random images, by how likely they are; 0: off")
 

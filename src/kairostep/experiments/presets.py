@@ -71,7 +71,7 @@ CIFAR10_DDPM = Config(
 CIFAR10_SMALL = replace(
     CIFAR10_DDPM,
     network=part("unet", channels=64, multipliers=[1, 2, 2], blocks=2, attention=[16], dropout=0.0),
-    sampler=part("uniform"),
+    sampler=part("root_loss"),
     steps=30_000,
     warmup_steps=500,
     ema_decay=0.9995,
@@ -148,7 +148,7 @@ IMAGENET_DIT = replace(
     network=part("dit", patch_size=2, hidden_size=768, depth=12, num_heads=12),
     process=part("flow"),
     weighting=part("constant"),
-    sampler=part("uniform"),
+    sampler=part("root_loss"),
     steps=400_000,
     betas=(0.9, 0.999),
     weight_decay=0.0,

@@ -54,13 +54,13 @@ class Progress(TimestepSampler):
         *,
         probe: LossAt | None = None,
         num_bins: int = 20,
-        num_probes: int = 128,
+        num_probes: int = 64,
         every: int = 40,
         measure: str = "relative",
-        temperature: float = 1.0,
+        temperature: float = 4.0,
         smoothing: float = 0.9,
-        floor: float = 0.2,
-        cap: float = 4.0,
+        floor: float = 0.5,
+        cap: float = 2.0,
         max_move: float = 0.1,
         beta: float = 1.0,
         relax_steps: int | None = None,
@@ -78,7 +78,7 @@ class Progress(TimestepSampler):
         self.smoothing = below_one("smoothing", smoothing)
         self.floor = positive_share("floor", floor)
         if not 1 <= cap < float("inf"):
-            raise ValueError(f"cap must be a finite number of at least 1, got {cap}: pass for instance cap=4.0")
+            raise ValueError(f"cap must be a finite number of at least 1, got {cap}: pass for instance cap=2.0")
         self.cap = cap
         self.max_move = positive("max_move", max_move)
         self.relax_steps = None if relax_steps is None else count("relax_steps", relax_steps)
