@@ -20,7 +20,9 @@ from small_runs import (
     num_lines,
     train_here,
 )
+from torch.testing import assert_close
 
+import kairostep as ks
 from kairostep.evaluation import held_out_loss
 from kairostep.experiments import preset
 from kairostep.training.examiner import SAMPLE_SEED
@@ -164,3 +166,19 @@ def events_of(directory: Path) -> dict[str, list[tuple[int, float]]]:
     accumulator.Reload()
     names = accumulator.Tags()["scalars"]
     return {name: [(event.step, event.value) for event in accumulator.Scalars(name)] for name in names}
+
+
+def test_density_and_weights_tell_what_is_optimised(tmp_path: Path) -> None:
+    often = {"density_every": 50, "log_every": 50, "batch_size": 64}
+    train_here(tmp_path / "weighting", {**SMALL, **often, "weighting": "min_snr"})
+    middle = (torch.arange(100) + 0.5) / 100
+    process = ks.DiscreteProcess.linear()
+    expected = ks.min_snr()(process.log_snr(middle), ks.EPSILON)
+    assert_close(torch.tensor(lines_of(tmp_path / "weighting")[-1]["weights"]), expected)
+
+    train_here(tmp_path / "root", {**SMALL, **often, "sampler": "root_loss", "sampler.warmup": 1, "sampler.refresh": 1})
+    last = lines_of(tmp_path / "root")[-1]
+    density, weights = torch.tensor(last["density"]), torch.tensor(last["weights"])
+    assert float(density.max() / density.min()) > 1.2
+    effective = (density * weights).view(10, 10).sum(1)
+    assert_close(effective / effective.sum(), torch.full((10,), 0.1), rtol=0.15, atol=0)  # the objective is kept

@@ -14,6 +14,7 @@ from kairostep.timesteps.distributed import gather_over_ranks, rank
 from kairostep.training.trainer import Step
 
 NUM_QUARTILES = 4
+NUM_BINS = 100  # of t, as in a sampler's density
 
 
 class Recorder:
@@ -27,6 +28,7 @@ class Recorder:
         self.path = directory / "metrics.jsonl"
         self.track = track
         self.pending: list[Tensor] = []  # (3, B) each: t, loss, weight
+        self.weights = torch.ones(NUM_BINS, dtype=torch.float64)  # mean weight of the draws in each bin of t
 
     def add(self, step: Step) -> None:
         """Remember the losses of a step, without asking the device for them."""
@@ -39,6 +41,7 @@ class Recorder:
         """
         t, losses, weight = torch.cat(list(self._gather().cpu().double()), dim=1)  # (3, N)
         self.pending = []
+        self.weights = mean_by_bin(t, weight)
         quartile = (t * NUM_QUARTILES).long().clamp(max=NUM_QUARTILES - 1)
         means = [losses[quartile == q].mean() for q in range(NUM_QUARTILES)]  # the mean of nothing is NaN
         return {"loss": float((losses * weight).mean()), "loss_quartiles": [float(mean) for mean in means]}
@@ -69,15 +72,23 @@ class Recorder:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the losses that no line has reported yet, of all ranks."""
-        return {"pending": self._gather() if self.pending else None}
+        return {"pending": self._gather() if self.pending else None, "weights": self.weights}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """Take up this rank's losses of a state that `state_dict` returned."""
         self.pending = [] if state["pending"] is None else [state["pending"][rank()].to(device)]
+        self.weights = state["weights"].cpu()
 
     def _gather(self) -> Tensor:
         """Return the pending losses of all ranks, (W, 3, N)."""
         return gather_over_ranks(torch.cat(self.pending, dim=1))
+
+
+def mean_by_bin(t: Tensor, weight: Tensor) -> Tensor:
+    """Return the mean weight of the draws (N,) in each equal bin of t, 1 where nothing was drawn: (NUM_BINS,)."""
+    index = (t * NUM_BINS).long().clamp(max=NUM_BINS - 1)
+    total, num = torch.zeros(2, NUM_BINS, dtype=weight.dtype).index_add(1, index, torch.stack([weight, weight**0]))
+    return torch.where(num > 0, total / num.clamp(min=1), 1.0)
 
 
 def _finite(value: Any) -> Any:

@@ -147,13 +147,22 @@ class Run:
             line |= self._progress()
             bar.set_postfix_str(f"loss {line['loss']:.4f}, {line['images'] / line['seconds']:.0f} images/s")
         if self._due(config.density_every):
-            line["density"] = self.trainer.sampler.density().tolist()
+            line |= self._distribution()
         if on_main and (self._due(config.evaluate_every) or self._due(config.checkpoint_every)):
             if self.examiner.held_out is not None:
                 with self.clock.paused():
                     line["held_out"] = self.examiner.evaluate()
             bar.write(self._told(line), file=sys.stdout)
         return line
+
+    def _distribution(self) -> dict[str, list[float]]:
+        """Return where the draws go, and what each counts for: the sampler's weight, of late, times the loss's."""
+        density = self.trainer.sampler.density()
+        middle = (torch.arange(len(density)) + 0.5) / len(density)
+        return {
+            "density": density.tolist(),
+            "weights": (self.recorder.weights * self.experiment.objective.weight(middle)).tolist(),
+        }
 
     def _told(self, line: dict[str, Any]) -> str:
         """Return a line for people."""

@@ -1,0 +1,151 @@
+"""What training on some times does to the loss at all others: Figure 4 of Kim et al. (CVPR 2025)."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from kairostep.analysis.gradient_variance import Track
+from kairostep.analysis.rows import Rows
+from kairostep.diffusion import Objective
+from kairostep.evaluation.estimate import Estimate, mean_and_error
+from kairostep.evaluation.likelihood import LossProfile, loss_profile
+from kairostep.timesteps.arguments import count, positive
+from kairostep.timesteps.probes import eval_mode, isolated_randomness
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeTraining:
+    """How the model is trained on each range: Adam from scratch, t uniform in the range."""
+
+    num_steps: int = 100
+    batch_size: int = 128
+    learning_rate: float = 2e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    max_grad_norm: float | None = 1.0
+    seed: int = 0  # of rows, times within the range and noise, which are the same for all ranges
+
+    def __post_init__(self) -> None:
+        """Check sizes."""
+        count("num_steps", self.num_steps)
+        count("batch_size", self.batch_size)
+        positive("learning_rate", self.learning_rate)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeEffect:
+    """Changes of the held-out loss, after minus before, by training on times in [start, end)."""
+
+    start: float
+    end: float
+    change: list[Estimate]  # in each part of [0, 1]
+    inside: Estimate  # mean over the parts of the range
+    outside: Estimate | None  # mean over the others; None if the range is all of [0, 1]
+    balance: Estimate | None  # inside plus outside: above 0, more was lost elsewhere than was gained here
+
+
+@dataclass(frozen=True, slots=True)
+class Interdependence:
+    """The effect of each range on each part of [0, 1], errors being those of paired means over held-out rows."""
+
+    before: list[Estimate]  # the loss in each part before training
+    effects: list[RangeEffect]  # of all times first, then of each range
+    num_evaluations: int
+
+    @property
+    def matrix(self) -> Tensor:
+        """The changes, (1 + num_ranges, num_parts)."""
+        return torch.tensor([[change.value for change in effect.change] for effect in self.effects])
+
+
+def interdependence(
+    model: nn.Module,
+    objective: Objective,
+    rows: Rows,
+    held_out: Rows,
+    *,
+    num_ranges: int = 5,
+    num_parts: int = 20,
+    training: RangeTraining | None = None,
+    seed: int = 0,
+    track: Track[tuple[float, float]] = iter,
+) -> Interdependence:
+    """Return what training on each of several equal ranges does to the held-out loss at all times.
+
+    Before and after share rows, times and noise. The model has its weights again after each range, and at the end.
+    """
+    count("num_ranges", num_ranges, at_least=2)
+    if count("num_parts", num_parts) % num_ranges:
+        raise ValueError(
+            f"num_parts must be a multiple of the {num_ranges} ranges, got {num_parts}: "
+            f"pass for instance {num_ranges * max(1, num_parts // num_ranges)}"
+        )
+    training = training or RangeTraining()
+    weights = deepcopy(model.state_dict())
+
+    def profile() -> LossProfile:
+        with eval_mode(model):
+            return loss_profile(model, objective, held_out.x0, labels=held_out.labels, num_bins=num_parts, seed=seed)
+
+    before, effects = profile(), []
+    ranges = [(0.0, 1.0), *((k / num_ranges, (k + 1) / num_ranges) for k in range(num_ranges))]
+    for start, end in track(ranges):
+        try:
+            train_on_range(model, objective, rows, start, end, training)
+            effects.append(_effect(start, end, (profile().per_image - before.per_image).cpu()))
+        finally:
+            model.load_state_dict(weights)
+    trained = len(ranges) * training.num_steps * training.batch_size
+    measured = (1 + len(ranges)) * before.num_evaluations
+    return Interdependence([part.loss for part in before.bins], effects, trained + measured)
+
+
+def train_on_range(
+    model: nn.Module, objective: Objective, rows: Rows, start: float, end: float, training: RangeTraining
+) -> None:
+    """Train the model in place at times in [start, end) alone."""
+    generator = torch.Generator().manual_seed(training.seed)
+    device = rows.x0.device
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(parameters, lr=training.learning_rate, betas=training.betas)
+    was_training = model.training
+    model.train()
+    with isolated_randomness(device, training.seed), torch.enable_grad():  # dropout
+        for _ in range(training.num_steps):
+            index = torch.randint(len(rows.x0), (training.batch_size,), generator=generator).to(device)
+            u = torch.rand(training.batch_size, generator=generator).to(device)
+            x0 = rows.x0[index]
+            noise = torch.randn(x0.shape, generator=generator).to(x0)
+            t = (start + (end - start) * u).clamp(1e-6, 1 - 1e-6)
+            losses = objective(model, x0, t, noise=noise, **rows.cond(index))
+            optimizer.zero_grad()
+            losses.mean().backward()
+            if training.max_grad_norm is not None:
+                nn.utils.clip_grad_norm_(parameters, training.max_grad_norm)
+            optimizer.step()
+    optimizer.zero_grad()
+    model.train(was_training)
+
+
+def _effect(start: float, end: float, change: Tensor) -> RangeEffect:
+    """Return the effect of a range from the change of each held-out row's loss in each part (N, num_parts)."""
+    middle = (torch.arange(change.shape[1]) + 0.5) / change.shape[1]
+    within = (middle >= start) & (middle < end)
+    inside = change[:, within].mean(1)  # (N,)
+    everywhere = bool(within.all())
+    outside = inside if everywhere else change[:, ~within].mean(1)
+    return RangeEffect(
+        start,
+        end,
+        _estimates(change),
+        Estimate(*mean_and_error(inside)),
+        None if everywhere else Estimate(*mean_and_error(outside)),
+        None if everywhere else Estimate(*mean_and_error(inside + outside)),
+    )
+
+
+def _estimates(values: Tensor) -> list[Estimate]:
+    columns: Sequence[Tensor] = values.unbind(1)
+    return [Estimate(*mean_and_error(column)) for column in columns]

@@ -1,0 +1,134 @@
+"""What would be trained: density, weight and their product, over t and over log-SNR, before any training."""
+
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kairostep.diffusion import Objective
+from kairostep.diffusion.weighting import LOG_SNR_LIMIT
+from kairostep.timesteps import TimestepSampler
+from kairostep.timesteps.arguments import count
+from kairostep.timesteps.histogram import bin_index
+
+NUM_TIMES = 1000  # in which a continuous process is read
+NUM_DRAWS = 2**18  # of which the sampler's own weight is read off
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An equal part of the range of t or of log-SNR, shares being of the whole."""
+
+    start: float
+    end: float
+    log_snr: float  # in its middle
+    draws: float  # share
+    weight: float | None  # mean over its times, on the squared error of what is predicted; None: no time falls here
+    product: float  # share of draws times weight: what is optimised, if the error were the same everywhere
+    epsilon: float  # the same as a weight on the squared error of the noise
+    x0: float  # the same on the squared error of x0
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """Density and weight at evenly spaced times, each (M,) in float64."""
+
+    t: Tensor  # in the middle of each of M equal parts of [0, 1]
+    log_snr: Tensor
+    density: Tensor  # of draws, relative to uniform
+    weight: Tensor  # on the squared error of what is predicted, the sampler's own factor included
+    epsilon_weight: Tensor  # the same on the squared error of the noise
+    x0_weight: Tensor  # the same on the squared error of x0
+    learns: bool  # whether the sampler changes its density in training: this is where it starts
+
+    @property
+    def product(self) -> Tensor:
+        """Density times weight, with a mean of 1: what is optimised, wherever draws go (M,)."""
+        product = self.density * self.weight
+        return product / product.mean()
+
+    def over_t(self, num_parts: int = 16) -> list[Part]:
+        """Return the equal parts of [0, 1]."""
+        edges = torch.linspace(0, 1, count("num_parts", num_parts) + 1, dtype=torch.float64)
+        return self._parts(edges, bin_index(self.t, num_parts), self._log_snr_at((edges[1:] + edges[:-1]) / 2))
+
+    def over_log_snr(self, num_parts: int = 16) -> list[Part]:
+        """Return the equal parts of the range of log-SNR, from noise to data."""
+        low, high = self.log_snr.min(), self.log_snr.max()
+        index = bin_index((self.log_snr - low) / (high - low), count("num_parts", num_parts))
+        edges = torch.linspace(float(low), float(high), num_parts + 1, dtype=torch.float64)
+        return self._parts(edges, index, (edges[1:] + edges[:-1]) / 2)
+
+    def per_log_snr(self, values: Tensor) -> Tensor:
+        """Return a density over t as one over log-SNR, (M,) each."""
+        (slope,) = torch.gradient(self.log_snr, spacing=(self.t,))
+        return values / slope.abs().clamp(min=1e-12)
+
+    def _log_snr_at(self, t: Tensor) -> Tensor:
+        return self.log_snr[bin_index(t, len(self.t))]
+
+    def _parts(self, edges: Tensor, index: Tensor, middle: Tensor) -> list[Part]:
+        num_parts = len(middle)
+        num_times = torch.zeros(num_parts, dtype=torch.float64).index_add_(0, index, torch.ones_like(self.t))
+
+        def total(values: Tensor) -> Tensor:
+            return torch.zeros(num_parts, dtype=torch.float64).index_add_(0, index, values)
+
+        def share(weight: Tensor) -> list[float]:
+            parts = total(self.density * weight)
+            return (parts / parts.sum()).tolist()
+
+        mean = (total(self.weight) / num_times).tolist()
+        columns = zip(
+            edges[:-1].tolist(),
+            edges[1:].tolist(),
+            middle.tolist(),
+            share(torch.ones_like(self.t)),
+            [value if there else None for value, there in zip(mean, num_times.tolist(), strict=True)],
+            share(self.weight),
+            share(self.epsilon_weight),
+            share(self.x0_weight),
+            strict=True,
+        )
+        return [Part(*row) for row in columns]
+
+
+@torch.no_grad()
+def preview(objective: Objective, sampler: TimestepSampler, *, x0: Tensor | None = None) -> Preview:
+    """Return density and weight of the sampler as it is now, with the objective's weight; the sampler stays as it is.
+
+    `x0` (N, ...) are rows to draw for, by default many of one number each, which suits all samplers but those with a
+    policy on x0.
+    """
+    num_times: int = getattr(objective.process, "num_steps", NUM_TIMES)
+    t = (torch.arange(num_times, dtype=torch.float64) + 0.5) / num_times
+    log_snr = objective.process.log_snr(t)
+    within = log_snr.clamp(-LOG_SNR_LIMIT, LOG_SNR_LIMIT)
+    own = sampler_weight(sampler, torch.zeros(NUM_DRAWS, 1) if x0 is None else x0, num_times)
+    weight = objective.weighting(log_snr, objective.prediction) * own
+    x0_weight = weight * (-objective.prediction.log_x0_error(within)).exp()
+    return Preview(
+        t,
+        within,
+        sampler.density(num_times).double().cpu() * num_times,
+        weight,
+        x0_weight * (-within).exp(),
+        x0_weight,
+        learns=type(sampler).observe is not TimestepSampler.observe,
+    )
+
+
+def sampler_weight(sampler: TimestepSampler, x0: Tensor, num_times: int) -> Tensor:
+    """Return the mean weight of draws in each of so many equal parts of [0, 1]; in one never drawn, its neighbour's."""
+    drawn = deepcopy(sampler).sample(x0)
+    index = drawn.index(num_times).cpu()
+    total, number = torch.zeros(2, num_times, dtype=torch.float64)
+    total.index_add_(0, index, drawn.weight.double().cpu())
+    number.index_add_(0, index, torch.ones(len(index), dtype=torch.float64))
+    there = number.nonzero()[:, 0]  # (n,) parts with draws
+    place = torch.searchsorted(there, torch.arange(num_times)).clamp(1, max(1, len(there) - 1))
+    left, right = there[(place - 1).clamp(max=len(there) - 1)], there[place.clamp(max=len(there) - 1)]
+    parts = torch.arange(num_times)
+    nearest = torch.where((parts - left).abs() < (right - parts).abs(), left, right)
+    return total[nearest] / number[nearest]

@@ -1,0 +1,26 @@
+"""Rows of a data set, on the device, as a measurement sees them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kairostep.data import Dataset
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Clean samples and, for a model with classes, their labels."""
+
+    x0: Tensor  # (N, ...)
+    labels: Tensor | None = None  # (N,)
+
+    @classmethod
+    def of(cls, dataset: Dataset, num: int, device: torch.device, *, classes: bool) -> "Rows":
+        """Return `num` rows spread over a set, all if there are fewer, none mirrored."""
+        samples, labels = dataset.read_some(num)
+        return cls(dataset.to_x0(samples.to(device), None), labels.to(device) if classes else None)
+
+    def cond(self, index: Tensor) -> dict[str, Tensor]:
+        """Return the condition that a network is called with for these rows."""
+        return {} if self.labels is None else {"class_labels": self.labels[index]}

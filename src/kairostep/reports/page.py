@@ -1,0 +1,104 @@
+"""Pages: one HTML file with everything inside, plotly.js among it, that opens without a network."""
+
+import importlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from kairostep.reports.figure import Figure
+
+SCRIPTS = ("plots.js", "exports.js", "page.js")
+STYLES = ("page.css", "print.css")
+
+
+@dataclass(frozen=True)
+class Group:
+    """What is shown and hidden together, such as a run; groups of one arm have one colour."""
+
+    key: str
+    name: str
+    arm: str
+    short: str = ""  # within its arm, such as the seed
+
+
+def write_figures(title: str, intro: str, figures: Sequence[Figure], output: Path) -> Path:
+    """Write a page of figures, one colour per name of a curve, and return its path."""
+    names = dict.fromkeys(
+        drawn.group or drawn.name
+        for figure in figures
+        for panel in figure.panels
+        for drawn in [*panel.curves, *([panel.heat] if panel.heat else [])]
+    )
+    groups = [Group(name, name, name) for name in names]
+    return write_page(output, whole_page({"title": title, "intro": intro}, groups, figures))
+
+
+def write_page(output: Path, text: str) -> Path:
+    """Write a file, whole or not at all; ValueError where that cannot be."""
+    temporary = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(output)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        reason = error.strerror or error
+        raise ValueError(f"the page must go to a file that can be written, got {output}: {reason}") from error
+    return output
+
+
+def whole_page(context: Mapping[str, Any], groups: Sequence[Group], figures: Sequence[Figure]) -> str:
+    """Return a page with its scripts; `context` holds the title, the intro and what else the templates show."""
+    plotly = needed("plotly.offline").get_plotlyjs()
+    markup = needed("markupsafe").Markup
+    assets = {
+        "plotly": markup(plotly),
+        "styles": markup("\n".join(map(_asset, STYLES))),
+        "scripts": markup("\n".join(map(_asset, SCRIPTS))),
+    }
+    return _rendered("page.html", context, groups, figures, assets)
+
+
+def content(context: Mapping[str, Any], groups: Sequence[Group], figures: Sequence[Figure]) -> str:
+    """Return what of a page changes with its runs, for a page that is open already."""
+    return _rendered("content.html", context, groups, figures, {})
+
+
+def needed(name: str) -> Any:
+    """Return a module of the extra `report`, or raise an error that names it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        package = name.partition(".")[0]
+        message = f"a report needs {package}: pip install 'kairostep[report]'"
+        raise ModuleNotFoundError(message, name=package) from error
+
+
+def _rendered(
+    template: str,
+    context: Mapping[str, Any],
+    groups: Sequence[Group],
+    figures: Sequence[Figure],
+    assets: Mapping[str, Any],
+) -> str:
+    jinja2 = needed("jinja2")
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_asset), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    plain = {"groups": [vars(group) for group in groups], "figures": [figure.plain() for figure in figures]}
+    data = needed("markupsafe").Markup(_script_json(plain))
+    text: str = environment.get_template(template).render(**context, **assets, figures=figures, groups=groups, data=data)
+    return text
+
+
+def _asset(name: str) -> str:
+    return (resources.files("kairostep.reports") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _script_json(data: Any) -> str:
+    """Return JSON that cannot end the script element it stands in."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
