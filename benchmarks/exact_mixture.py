@@ -76,9 +76,18 @@ def report(outcomes: Outcomes, arguments: argparse.Namespace, seconds: float) ->
     (arguments.output / "table.md").write_text(text)
     raw = {setting: {arm: asdict(outcome) for arm, outcome in by_arm.items()} for setting, by_arm in outcomes.items()}
     record = {"command": made, "seconds": seconds, "ratios": as_record(outcomes, arms, BASELINE), "outcomes": raw}
-    (arguments.output / "outcomes.json").write_text(json.dumps(record))
+    (arguments.output / "outcomes.json").write_text(json.dumps(rounded(record)))
     draw_curves(outcomes, arms, BASELINE).save(arguments.output / "curves.png")
     return text
+
+
+def rounded(value: object) -> object:
+    """Return the record with five digits of every fraction, which is what the file needs."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if value < 1 else round(value, 3)
+    if isinstance(value, dict):
+        return {key: rounded(part) for key, part in value.items()}
+    return [rounded(part) for part in value] if isinstance(value, list) else value
 
 
 def parse() -> argparse.Namespace:

@@ -1,6 +1,7 @@
 """The arms of exact_mixture.py: what the library offers, and the controls that tell a gain from an accident."""
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -9,6 +10,7 @@ from mixtures import Setting
 from torch import Tensor
 
 import kairostep as ks
+from kairostep.diffusion.process import Coefficients, Process
 
 NUM_BINS = 20
 ORACLE_EVERY, ORACLE_ROWS, ORACLE_FLOOR = 40, 32, 0.1
@@ -17,14 +19,23 @@ ORACLE_EVERY, ORACLE_ROWS, ORACLE_FLOOR = 40, 32, 0.1
 # Noise.
 
 
+@dataclass(frozen=True)
+class SeedsApart:
+    """A process told t plus the number of the seed: times of one seed are neighbours in t of no other's."""
+
+    process: Process
+
+    def at(self, t: Tensor) -> Coefficients:
+        """Return the coefficients at t without the seed."""
+        return self.process.at(t.frac().float())
+
+
 def antithetic(setting: Setting, x0: Tensor, drawn: ks.Timesteps) -> tuple[Tensor, Tensor]:
-    """Return data and noise in antithetic pairs."""
-    pairs = [
-        ks.antithetic_pairs(setting.process, x, ks.Timesteps(t, weight))
-        for x, t, weight in zip(x0, drawn.t, drawn.weight, strict=True)
-    ]
-    rows = torch.stack([pair.rows for pair in pairs])  # (S, B)
-    return x0.gather(1, rows[..., None].expand_as(x0)), torch.stack([pair.noise for pair in pairs])
+    """Return data and noise in antithetic pairs, those of all seeds by one call."""
+    t = drawn.t.double() + torch.arange(len(x0))[:, None]
+    flat = x0.flatten(0, 1)  # (S B, D)
+    pairs = ks.antithetic_pairs(SeedsApart(setting.process), flat, ks.Timesteps(t.flatten(), drawn.weight.flatten()))
+    return flat[pairs.rows].view_as(x0), pairs.noise.view_as(x0)
 
 
 def same_data(setting: Setting, x0: Tensor, drawn: ks.Timesteps) -> tuple[Tensor, Tensor]:

@@ -11,13 +11,13 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 SCALE = 3  # drawn larger, then reduced: lines come out smooth
-PANEL_WIDTH, MAIN_HEIGHT, STRIP_HEIGHT, GAP = 430, 250, 130, 14
-LEFT, RIGHT, TOP, BOTTOM = 66, 18, 46, 50  # around the axes of a panel
+PANEL_WIDTH, MAIN_HEIGHT, STRIP_HEIGHT, GAP = 430, 200, 200, 14
+LEFT, RIGHT, TOP, BOTTOM = 66, 18, 46, 54  # around the axes of a panel
 HEAD = 66
 COLUMNS = 4
 INK, SOFT, GRID, PAPER = "#1f2430", "#667085", "#e6e8ee", "#ffffff"
 COLOURS = ("#1f2430", "#2f6fde", "#e07b00", "#1a9850", "#c2185b", "#7b4fc9", "#00a3a3", "#9c6b30", "#d4a800", "#7f8c9b")
-RATIO_RANGE = (0.5, 2.0)
+RATIO_TICKS = (0.6, 0.7, 0.8, 0.9, 1, 1.2, 1.4, 1.6)
 
 
 @dataclass(frozen=True)
@@ -159,11 +159,17 @@ def draw_panel(
     left, top = left + LEFT, top + TOP
     middle = top + MAIN_HEIGHT
     main = Axes((left, top, right, middle), x_range, (low - 0.1, high + 0.1))
-    strip = Axes((left, middle + GAP, right, middle + GAP + STRIP_HEIGHT), x_range, tuple(map(math.log, RATIO_RANGE)))
+    strip = Axes(
+        (left, middle + GAP, right, middle + GAP + STRIP_HEIGHT),
+        x_range,
+        (math.log(RATIO_TICKS[0]), math.log(RATIO_TICKS[-1])),
+    )
     x_ticks = ticks_between(*x_range)
     canvas.text((left, top - 16), title, 17)
+    canvas.text((right, top - 15), "excess", 12, SOFT, "rm")
+    canvas.text((right, middle + GAP + STRIP_HEIGHT + 28), "network evaluations", 12, SOFT, "rm")
     draw_axes(canvas, main, x_ticks, ticks_between(*main.y_range), labels=False)
-    draw_axes(canvas, strip, x_ticks, (0.5, 0.7, 1, 1.4, 2), labels=True)
+    draw_axes(canvas, strip, x_ticks, RATIO_TICKS, labels=True)
     draw_lines(canvas, main, lines)
     draw_lines(canvas, strip, ratios)
 
@@ -183,7 +189,7 @@ def draw_curves(outcomes: Outcomes, arms: Sequence[str], base: str) -> Image.Ima
     rows = -(-(len(outcomes) + 1) // columns)
     canvas = Canvas(columns * PANEL_WIDTH, HEAD + rows * height)
     canvas.text((LEFT, 28), "Excess squared error of the noise by network evaluations, probes included", 22)
-    note = f"mean over seeds and 95 % interval; below: ratio to {base} at equal evaluations, paired by seed"
+    note = f"mean over seeds and 95 % interval; below: ratio to {base} at equal evaluations, up to {RATIO_TICKS[-1]}"
     canvas.text((LEFT, 54), note, 15, SOFT)
     for number, setting in enumerate(outcomes):
         row, column = divmod(number, columns)

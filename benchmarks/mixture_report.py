@@ -10,6 +10,7 @@ from mixtures import METRICS
 from scipy import stats
 from torch import Tensor
 
+NUM_DENSE = 400  # points of a smoothed curve
 NUM_LAST = 4  # checkpoints that an extrapolation goes by
 COST_CAP = 4.0  # times the budget: no extrapolation goes further
 
@@ -39,7 +40,7 @@ class Ratio:
     def __str__(self) -> str:
         """Return value and half interval, marked where it is worse than uniform or beyond what was trained."""
         over, beyond = ">" if self.capped else "", "~" if self.extrapolated and not self.capped else ""
-        worse = " worse" if self.low > 1 else ""
+        worse = " worse" if self.low > 1 and round(self.value, 2) > 1 else ""
         return f"{over}{beyond}{self.value:.2f} ±{(self.high - self.low) / 2:.2f}{worse}"
 
 
@@ -52,32 +53,39 @@ class Curves:
 
     @classmethod
     def of(cls, outcome: Outcome, metric: int) -> "Curves":
-        """Return the curves of one metric."""
+        """Return the curves of one metric as they were measured."""
         by_seed = torch.tensor(outcome.excess, dtype=torch.float64)[:, :, metric].log().T  # (S, C)
-        evaluations = torch.tensor(outcome.evaluations, dtype=torch.float64)
-        return cls(evaluations.log(), falling(with_and_without_each(by_seed)))
+        return cls(torch.tensor(outcome.evaluations, dtype=torch.float64).log(), with_and_without_each(by_seed))
+
+    def smooth(self) -> "Curves":
+        """Return cubic fits from the second checkpoint on, which follow the curves to about 1 %, as dense curves."""
+        x, y = self.log_evaluations[1:], self.log_excess[:, 1:]
+        dense = torch.linspace(float(x[0]), float(x[-1]), NUM_DENSE, dtype=x.dtype)
+        powers, dense_powers = (torch.stack([(z - x.mean()) ** k for k in range(4)]) for z in (x, dense))  # (4, C)
+        return Curves(dense, y @ torch.linalg.pinv(powers) @ dense_powers)
 
     def at(self, log_evaluations: Tensor) -> Tensor:
         """Return the log excess (S + 1,) by so many evaluations, ()."""
-        right = int((self.log_evaluations < log_evaluations).sum().clamp(1, len(self.log_evaluations) - 1))
-        left = right - 1
-        share = (log_evaluations - self.log_evaluations[left]) / (
-            self.log_evaluations[right] - self.log_evaluations[left]
-        )
-        return torch.lerp(self.log_excess[:, left], self.log_excess[:, right], share)
+        x = self.log_evaluations
+        right = int((x < log_evaluations).sum().clamp(1, len(x) - 1))
+        share = (log_evaluations - x[right - 1]) / (x[right] - x[right - 1])
+        return torch.lerp(self.log_excess[:, right - 1], self.log_excess[:, right], share)
 
-    def log_cost(self, target: Tensor) -> Tensor:
-        """Return the log evaluations (S + 1,) by which the targets (S + 1,) are reached, going on as at last if not."""
+    def first_below(self, target: Tensor) -> Tensor:
+        """Return the log evaluations (S + 1,) by which the targets (S + 1,) are reached, or infinity."""
         x, y = self.log_evaluations, self.log_excess
         reached = y <= target[:, None]
-        right = reached.int().argmax(1).clamp(min=1)[:, None]
-        high, low = y.gather(1, right - 1)[:, 0], y.gather(1, right)[:, 0]
+        right = reached.int().argmax(1).clamp(min=1)  # (S + 1,)
+        high, low = y.gather(1, right[:, None] - 1)[:, 0], y.gather(1, right[:, None])[:, 0]
         share = ((high - target) / (high - low).clamp(min=1e-12)).clamp(0, 1)
-        within = torch.lerp(x[right[:, 0] - 1], x[right[:, 0]], share)
-        last_x, last_y = x[-NUM_LAST:] - x[-NUM_LAST:].mean(), y[:, -NUM_LAST:]
-        slope = (last_y @ last_x / last_x.square().sum()).clamp(max=-1e-3)
-        beyond = x[-1] + (target - y[:, -1]) / slope
-        return torch.where(reached.any(1), within, beyond)
+        return torch.where(reached.any(1), torch.lerp(x[right - 1], x[right], share), torch.inf)
+
+    def beyond(self, target: Tensor) -> Tensor:
+        """Return when the targets (S + 1,) would be reached if the last checkpoints' power law went on."""
+        x, y = self.log_evaluations[-NUM_LAST:], self.log_excess[:, -NUM_LAST:]
+        around = x - x.mean()
+        slope = (y @ around / around.square().sum()).clamp(max=-1e-3)
+        return (x.mean() + (target - y.mean(1)) / slope).clamp(min=float(x[-1]))
 
 
 def with_and_without_each(by_seed: Tensor) -> Tensor:
@@ -86,24 +94,20 @@ def with_and_without_each(by_seed: Tensor) -> Tensor:
     return torch.cat([mean, (num * mean - by_seed) / (num - 1)])
 
 
-def falling(curves: Tensor) -> Tensor:
-    """Return curves (..., C) that never rise, halfway between the least before and the most after each point."""
-    most_after = curves.flip(-1).cummax(-1).values.flip(-1)
-    return (curves.cummin(-1).values + most_after) / 2
-
-
 def log_costs(outcome: Outcome, base: Outcome, metric: int) -> Tensor:
     """Return the logs of evaluations to reach what uniform ends with, as ratios to uniform's budget, (S + 1,)."""
-    curves, reference = Curves.of(outcome, metric), Curves.of(base, metric)
-    budget = reference.log_evaluations[NUM_CHECKPOINTS - 1]
-    log_ratio = curves.log_cost(reference.log_excess[:, NUM_CHECKPOINTS - 1]) - budget
-    return log_ratio.clamp(max=math.log(COST_CAP))
+    curves, log_budget = Curves.of(outcome, metric), math.log(budget(base))
+    target = Curves.of(base, metric).smooth().at(torch.tensor(log_budget))
+    within = curves.smooth().first_below(target)
+    log_cost = torch.where(within.isfinite(), within, curves.beyond(target))
+    return (log_cost - log_budget).clamp(max=math.log(COST_CAP))
 
 
 def log_finals(outcome: Outcome, base: Outcome, metric: int) -> Tensor:
     """Return the logs of ratios to uniform's excess at equal evaluations, (S + 1,)."""
-    budget = Curves.of(base, metric).log_evaluations[NUM_CHECKPOINTS - 1]
-    return Curves.of(outcome, metric).at(budget) - Curves.of(base, metric).at(budget)
+    log_budget = torch.tensor(math.log(budget(base)))
+    ours, theirs = (Curves.of(one, metric).smooth().at(log_budget) for one in (outcome, base))
+    return ours - theirs
 
 
 def log_distances(outcome: Outcome, base: Outcome, metric: int = 0) -> Tensor:
@@ -144,8 +148,8 @@ HEADER += ["sliced Wasserstein", "probes", "seconds"]
 LEGEND = """Ratios to uniform, below 1 is better, ± half the 95 % interval over paired seeds; "worse": wholly above 1.
 cost: network evaluations, probes included, to reach what uniform ends with; ~ extrapolated in some setting, > capped.
 final: excess at equal evaluations. noise: mean squared error of the noise over uniform t; bound: with the weights of
-the variational bound; log-SNR: geometric mean over levels of log-SNR. seconds: of training all seeds in all settings on one
-core."""
+the variational bound; log-SNR: geometric mean over levels of log-SNR. seconds: of training all seeds in all settings on
+one core."""
 
 
 def rows_of(outcomes: Outcomes, arms: Sequence[str], base: str) -> list[list[str]]:
@@ -169,7 +173,7 @@ def rows_by_setting(outcomes: Outcomes, arms: Sequence[str], base: str) -> list[
     """Return the cost in the noise for each setting; for uniform, what it ends with."""
     rows = [[f"{base} (excess)"]]
     for outcome in (outcomes[name][base] for name in outcomes):
-        rows[0].append(f"{Curves.of(outcome, 0).log_excess[0, NUM_CHECKPOINTS - 1].exp():.2e}")
+        rows[0].append(f"{float(Curves.of(outcome, 0).log_excess[0, NUM_CHECKPOINTS - 1].exp()):.2e}")
     for arm in arms:
         if arm != base:
             rows.append([arm, *(str(cost(outcomes, [name], arm, base, 0)) for name in outcomes)])

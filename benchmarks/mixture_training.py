@@ -17,9 +17,10 @@ import kairostep as ks
 
 BATCH, WIDTH, LEARNING_RATE, AVERAGE_DECAY = 64, 64, 1e-3, 0.99
 NUM_CHECKPOINTS = 10  # up to the budget
-NUM_CHECKPOINTS_AFTER = 2  # all arms go on, so that those a little slower than uniform need no extrapolation
+NUM_CHECKPOINTS_AFTER = 1  # all arms go on, so that those a little slower than uniform need no extrapolation
 NUM_EXAMINED = 512  # rows for each metric and seed
-NUM_GENERATED, NUM_GENERATION_STEPS = 2048, 50
+NUM_GENERATED, NUM_GENERATION_STEPS = 1024, 50
+NOISE_SEED = 1_000_000  # plus the step, far from the seeds of everything else
 STEPS_PER_DRAW = 10
 NUM_REFERENCES = 20_000  # data that the stable target draws from
 
@@ -138,6 +139,11 @@ def _no_probe(rows: Tensor, t: Tensor) -> Tensor:
     raise RuntimeError("a sampler that probes must observe one by one: set observe_at_once=False for this arm")
 
 
+def stable_target(setting: Setting) -> ks.StableTarget:
+    """Return the stable target; at each step the seeds share the references drawn."""
+    return ks.StableTarget(setting.mixture.draw((NUM_REFERENCES,), torch.Generator().manual_seed(5)))
+
+
 class Training:
     """One arm in one setting: S networks, their samplers, and the count of their evaluations.
 
@@ -150,7 +156,7 @@ class Training:
         self.average = copy.deepcopy(self.networks).requires_grad_(False)
         self.weights, self.averaged_weights = list(self.networks.parameters()), list(self.average.parameters())
         self.optimizer = torch.optim.Adam(self.weights, lr=LEARNING_RATE, fused=True)
-        target = self.stable_target(setting) if arm.stable_target else None
+        target = stable_target(setting) if arm.stable_target else None
         self.objective = ks.Objective(setting.process, setting.prediction, arm.weighting, target)
         self.generator = torch.Generator().manual_seed(4)
         self.num_steps = self.num_probes = 0
@@ -161,16 +167,6 @@ class Training:
             observe_at_once=arm.observe_at_once,
         )
 
-    def stable_target(self, setting: Setting) -> Callable[..., Tensor]:
-        """Return the target for the rows of all seeds; each seed draws its own references."""
-        stable = ks.StableTarget(setting.mixture.draw((NUM_REFERENCES,), torch.Generator().manual_seed(5)))
-
-        def target(*of_all: Tensor) -> Tensor:
-            by_seed = zip(*(column.chunk(self.num_seeds) for column in of_all), strict=True)
-            return torch.cat([stable(*of_one) for of_one in by_seed])
-
-        return target
-
     @property
     def evaluations(self) -> float:
         """The network evaluations of each seed so far."""
@@ -178,7 +174,7 @@ class Training:
 
     def step(self) -> None:
         """Take one step of all seeds."""
-        torch.default_generator.manual_seed(self.num_steps)  # of the noise: arms that use up more of it still pair
+        torch.default_generator.manual_seed(NOISE_SEED + self.num_steps)  # so that arms pair whatever they use up
         x0 = self.next_data()  # (S, B, D)
         with torch.no_grad():
             drawn = self.samplers.sample(x0)

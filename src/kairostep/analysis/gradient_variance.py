@@ -84,12 +84,9 @@ def gradient_variance(
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise ValueError("the model must have parameters that require a gradient: call model.requires_grad_()")
-    seeds = [seed * 2 * num_pairs + number for number in range(2 * num_pairs)]
-    measured = []
+    draws = [Draw.of(rows, rows_per_gradient, 2 * num_pairs * seed + number) for number in range(2 * num_pairs)]
     with eval_mode(model), torch.enable_grad():
-        for t in track(times):
-            draws = [Draw.of(rows, rows_per_gradient, draw_seed) for draw_seed in seeds]
-            measured.append(_measure(model, plain, parameters, draws, t))
+        measured = [_measure(model, plain, parameters, draws, t) for t in track(times)]
     at = [
         _at(plain, t, float(bound(torch.tensor([t], dtype=torch.float64))), one)
         for t, one in zip(times, measured, strict=True)
