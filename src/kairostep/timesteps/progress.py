@@ -126,7 +126,7 @@ class Progress(TimestepSampler):
             before = self.evaluate(loss_at, num_rows, len(x0))
             yield
             self.learn(before, self.evaluate(loss_at, num_rows, len(x0)))
-        if done or (num_steps - 1) % self.every == 0:
+        if num_steps == self.relax_steps or (num_steps - 1) % self.every == 0:
             self.table.set(torch.lerp(self.learned, self.prior, self.share_relaxed(num_steps)))
 
     def share_relaxed(self, num_steps: int) -> float:
