@@ -12,6 +12,7 @@ from torch import Tensor
 
 NUM_DENSE = 400  # points of a smoothed curve
 NUM_LAST = 4  # checkpoints that an extrapolation goes by
+NOT_ROUNDING = 1.001  # a ratio that rounding errors alone do not reach
 COST_CAP = 4.0  # times the budget: no extrapolation goes further
 
 Outcomes = dict[str, dict[str, Outcome]]
@@ -40,7 +41,7 @@ class Ratio:
     def __str__(self) -> str:
         """Return value and half interval, marked where it is worse than uniform or beyond what was trained."""
         over, beyond = ">" if self.capped else "", "~" if self.extrapolated and not self.capped else ""
-        worse = " worse" if self.low > 1 and round(self.value, 2) > 1 else ""
+        worse = " worse" if self.low > NOT_ROUNDING else ""
         return f"{over}{beyond}{self.value:.2f} ±{(self.high - self.low) / 2:.2f}{worse}"
 
 
