@@ -202,7 +202,20 @@ def short(commit: str | None) -> str:
 
 
 def write_tables(output: Path) -> str:
-    """Write all tables into the README beside the logs, between its markers, and return the short ones."""
+    """Write all tables beside the logs, the short ones also into the README of all results, and return those."""
+    long, brief = tables(output)
+    path = output / "README.md"
+    if not path.exists():
+        path.write_text("\n".join([TITLE, *MARKERS, ""]))
+    put(path, long)
+    overview = output.parent / "README.md"
+    if overview.exists() and MARKERS[0] in overview.read_text():
+        put(overview, brief)
+    return brief
+
+
+def tables(output: Path) -> tuple[str, str]:
+    """Return all tables of the logs under `output`, and the short ones."""
     long, brief = [NOTE], list[str]()
     settings = read_logs(output)
     if not settings:
@@ -212,11 +225,14 @@ def write_tables(output: Path) -> str:
         title = f"{setting}, {steps} steps"
         long += [f"## {title}", markdown(arms, QUALITY), markdown(arms, COST), provenance_table(arms)]
         brief += [f"**{title}**", markdown(arms, SHORT, seeds=False)]
-    path = output / "README.md"
-    text = path.read_text() if path.exists() else "\n".join([TITLE, *MARKERS, ""])
-    if text.count(MARKERS[0]) != 1 or text.count(MARKERS[1]) != 1:
+    return "\n\n".join(long), "\n\n".join(brief)
+
+
+def put(path: Path, text: str) -> None:
+    """Write the text between the markers of a file."""
+    whole = path.read_text()
+    if whole.count(MARKERS[0]) != 1 or whole.count(MARKERS[1]) != 1:
         raise ValueError(f"{path} must have the lines {MARKERS[0]} and {MARKERS[1]} once: put them where tables belong")
-    before, rest = text.split(MARKERS[0])
+    before, rest = whole.split(MARKERS[0])
     after = rest.split(MARKERS[1])[1]
-    path.write_text(before + MARKERS[0] + "\n\n" + "\n\n".join(long) + "\n\n" + MARKERS[1] + after)
-    return "\n\n".join(brief)
+    path.write_text(f"{before}{MARKERS[0]}\n\n{text}\n\n{MARKERS[1]}{after}")

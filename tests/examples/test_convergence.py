@@ -73,3 +73,10 @@ def test_the_interval_is_that_of_the_paired_logarithms(table: ModuleType) -> Non
     half = 4.303 * 0.1 / math.sqrt(3)
     assert text == f"1.000 ({math.exp(-half):.3f}, {math.exp(half):.3f})"
     assert summary([ratio(0.9), ratio(1.2, reached=False)]) == ">1.200 (1 of 2 reached it) [0.900, >1.200]"
+
+
+def test_the_published_tables_are_those_of_the_logs(table: ModuleType) -> None:
+    results = BENCHMARKS.parent / "results"
+    long, brief = table.tables(results / "convergence")
+    assert long in (results / "convergence" / "README.md").read_text()
+    assert brief in (results / "README.md").read_text()
