@@ -64,6 +64,9 @@ GIVEN |= {"dataset"}  # ... for samplers
 GIVEN |= {"reward_weight", "loss_weight", "rule", "probe"}  # ... and what the makers below make of them
 
 
+PRIORS = ("uniform", "logit_normal", "mode", "log_normal_sigma", "laplace")  # densities that never change
+
+
 @dataclass(frozen=True)
 class Passing:
     """A maker that hands further options on to another callable."""
@@ -126,6 +129,7 @@ def progress(
     **options: Any,
 ) -> Progress:
     """Return the progress sampler, its probes a fixed sample of the training set."""
+    choice("sampler.prior", prior, PRIORS)
     density = make_standalone("sampler.prior", prior, objective, seed)
     probe = ProbeSet(objective, model, dataset, num_probes, with_classes=num_classes > 0)
     return Progress(density, probe=probe, num_probes=num_probes, model=model, seed=seed, **options)
