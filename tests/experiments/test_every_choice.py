@@ -254,7 +254,7 @@ def test_the_reward_is_the_bound_or_the_loss() -> None:
             ["--sampler=curriculum", *NEEDED["curriculum"], "--sampler.first=adaptive"],
             "sampler.first must be one of 'uniform', .*, got 'adaptive'",
         ),
-        (["--sampler=progress", "--sampler.prior=root_loss"], "sampler.prior must be one of 'uniform', 'logit_normal', "),
+        (["--sampler=progress", "--sampler.prior=root_loss"], "sampler.prior must be one of 'uniform', "),
         (["--stable_target=9", "--label_dropout=0.1"], "stable_target averages over images of all classes, so that"),
         (["--precision=fp16"], "precision fp16 needs a GPU, got a CPU: pass --precision=fp32, or bf16"),
     ],

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from kairostep.timesteps.histogram import BELOW_ONE
-from kairostep.timesteps.sampler import Timesteps
+from kairostep.timesteps.draws import Draws
+from kairostep.timesteps.histogram import BELOW_ONE, rebin
+from kairostep.timesteps.sampler import StepCount, Timesteps, TimestepSampler
 
 
 class DrawTable(nn.Module):
@@ -44,3 +45,25 @@ class DrawTable(nn.Module):
         index = torch.searchsorted(rows[0], u, right=True)
         end, end_t, slope, weight = rows.index_select(1, index).unbind()
         return Timesteps(torch.addcmul(end_t, slope, u - end).clamp(0, BELOW_ONE), weight)
+
+
+class TableSampler(TimestepSampler):
+    """A sampler that draws from a table and changes it, in `observe`, as it learns."""
+
+    def __init__(self, num_bins: int, *, beta: float, stratified: bool, seed: int) -> None:
+        super().__init__()
+        self.draws = Draws(seed, stratified=stratified)
+        self.table = DrawTable(num_bins, beta)
+        self.steps = StepCount(seed)
+
+    def mass(self) -> Tensor:
+        """Return the mass of each bin (K,)."""
+        return self.table.mass()
+
+    def sample(self, x0: Tensor) -> Timesteps:
+        """Return one time and one weight for each row of x0 (B, ...)."""
+        return self.table.draw(self.draws(x0))
+
+    def density(self, num_bins: int = 100) -> Tensor:
+        """Return where the draws go now: (num_bins,), summing to 1."""
+        return rebin(self.mass(), num_bins)

@@ -10,22 +10,14 @@ from torch.nn import functional as F
 from kairostep.timesteps.arguments import count, function, positive, positive_share, share
 from kairostep.timesteps.bin_means import BinMeans
 from kairostep.timesteps.distributed import gather_over_ranks, rank, sum_over_ranks
-from kairostep.timesteps.draw_table import DrawTable
+from kairostep.timesteps.draw_table import TableSampler
 from kairostep.timesteps.draws import Draws
 from kairostep.timesteps.fixed import UNBIASED_FLOOR, LogSNR
 from kairostep.timesteps.histogram import bin_index, rebin, with_floor
-from kairostep.timesteps.sampler import (
-    LARGEST,
-    LossAt,
-    StepCount,
-    Timesteps,
-    TimestepSampler,
-    draw,
-    learns_from_step,
-)
+from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, TimestepSampler, draw, learns_from_step
 
 
-class RootLoss(TimestepSampler):
+class RootLoss(TableSampler):
     """Draws in proportion to the root of the loss, weighted by 1/density: the objective stays, its gradient calms down.
 
     The noise of the gradient is least where draws follow the size of single gradients, which goes with the residual,
@@ -52,24 +44,13 @@ class RootLoss(TimestepSampler):
         stratified: bool = True,
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(count("num_bins", num_bins), beta=1.0, stratified=stratified, seed=seed)
         self.floor = positive_share("floor", floor)
         self.loss_weight = None if loss_weight is None else function("loss_weight", loss_weight, "objective.weight")
         self.warmup = count("warmup", warmup, at_least=0)
         self.refresh = count("refresh", refresh)
         self.gate = share("gate", gate)
-        self.draws = Draws(seed, stratified=stratified)
         self.squares = BinMeans(num_bins, decay, power=2)
-        self.table = DrawTable(num_bins, beta=1.0)
-        self.steps = StepCount()
-
-    def mass(self) -> Tensor:
-        """Return the mass of each bin (K,)."""
-        return self.table.mass()
-
-    def sample(self, x0: Tensor) -> Timesteps:
-        """Return one time and one weight for each row of x0 (B, ...)."""
-        return self.table.draw(self.draws(x0))
 
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
@@ -91,10 +72,6 @@ class RootLoss(TimestepSampler):
         q = root / root.sum()
         is_flat = 1 / (len(q) * q.square().sum()) > self.gate
         return torch.where(is_flat, 1 / len(q), q)
-
-    def density(self, num_bins: int = 100) -> Tensor:
-        """Return where the draws go now: (num_bins,), summing to 1."""
-        return rebin(self.mass(), num_bins)
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return how many losses were skipped, being NaN or infinite."""
@@ -177,7 +154,7 @@ class LossSecondMoment(TimestepSampler):
         return {"skipped_losses": self.num_skipped}
 
 
-class InfoNoise(TimestepSampler):
+class InfoNoise(TableSampler):
     """Draws where noise hides most about the data: the entropy rate, read off the losses (Raya et al., 2602.18647).
 
     The rate per sigma is q = MMSE / sigma**3. It is gated by sigma**n / (sigma**n + c**n), c being the onset: the
@@ -207,36 +184,25 @@ class InfoNoise(TimestepSampler):
         stratified: bool = True,
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        num_bins = min(count("num_bins", num_bins, at_least=2), getattr(process, "num_steps", num_bins))
+        super().__init__(num_bins, beta=float(unbiased), stratified=stratified, seed=seed)
         self.warmup = count("warmup", warmup)
         self.refresh = count("refresh", refresh)
         self.onset = positive_share("onset", onset)
         self.gate_power = positive("gate_power", gate_power)
         self.floor = max(positive_share("floor", floor), UNBIASED_FLOOR if unbiased else 0.0)
-        self.draws = Draws(seed, stratified=stratified)
         self.process = process
         self.loss_weight = function("loss_weight", loss_weight, "objective.x0_weight")
-        num_bins = min(count("num_bins", num_bins, at_least=2), getattr(process, "num_steps", num_bins))
         centres = (torch.arange(num_bins, dtype=torch.float64) + 0.5) / num_bins
         log_snr = self.bounded_log_snr(centres)
         self.register_buffer("log_snr", log_snr.float(), persistent=False)
         self.register_buffer("log_width", torch.gradient(-log_snr / 2)[0].log().float(), persistent=False)
         self.register_buffer("log_weight", loss_weight(log_snr).log().float(), persistent=False)
         self.errors = BinMeans(num_bins, decay)  # squared, in x0
-        self.table = DrawTable(num_bins, beta=float(unbiased))
-        self.steps = StepCount()
 
     def bounded_log_snr(self, t: Tensor) -> Tensor:
         """Return log-SNR kept in the range of usual processes: a flow starts and ends at infinity."""
         return self.process.log_snr(t).clamp(-20, 20)
-
-    def mass(self) -> Tensor:
-        """Return the mass of each bin (K,)."""
-        return self.table.mass()
-
-    def sample(self, x0: Tensor) -> Timesteps:
-        """Return one time and one weight for each row of x0 (B, ...)."""
-        return self.table.draw(self.draws(x0))
 
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
@@ -263,10 +229,6 @@ class InfoNoise(TimestepSampler):
         log_onset = torch.where(reached, log_sigma, -torch.inf).max()
         log_gate = F.logsigmoid(self.gate_power * (log_sigma - log_onset))
         return (log_rate + log_sigma + log_gate - self.log_weight + self.log_width).softmax(0)
-
-    def density(self, num_bins: int = 100) -> Tensor:
-        """Return where the draws go now: (num_bins,), summing to 1."""
-        return rebin(self.mass(), num_bins)
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return how many losses were skipped, being NaN or infinite."""

@@ -7,18 +7,17 @@ from torch import Tensor, nn
 
 from kairostep.timesteps.arguments import below_one, choice, count, function, positive, positive_share, share
 from kairostep.timesteps.distributed import rank, sum_over_ranks, world_size
-from kairostep.timesteps.draw_table import DrawTable
-from kairostep.timesteps.draws import Draws
+from kairostep.timesteps.draw_table import TableSampler
 from kairostep.timesteps.fixed import Uniform
-from kairostep.timesteps.histogram import bin_index, rebin
+from kairostep.timesteps.histogram import bin_index
 from kairostep.timesteps.probes import eval_mode, evaluate_losses, isolated_randomness, probe_seed
-from kairostep.timesteps.sampler import LARGEST, LossAt, StepCount, Timesteps, TimestepSampler, learns_from_step
+from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, TimestepSampler, learns_from_step
 
 UNKNOWN = 2 * LARGEST  # stands for a loss that was not finite, or not measured yet
 NUM_BISECTIONS = 40  # to fit bounds: far below float32's resolution
 
 
-class Progress(TimestepSampler):
+class Progress(TableSampler):
     """Draws from prior * exp(progress / temperature): more where the loss of a fixed probe set has been falling.
 
     Every `every` steps the losses of `num_probes` rows at times spread over [0, 1) are measured with the same noise as
@@ -68,8 +67,8 @@ class Progress(TimestepSampler):
         stratified: bool = True,
         seed: int = 0,
     ) -> None:
-        super().__init__()
         count("num_probes", num_probes, at_least=count("num_bins", num_bins))
+        super().__init__(num_bins, beta=share("beta", beta), stratified=stratified, seed=seed)
         self.probe = None if probe is None else function("probe", probe, "lambda rows, t: losses_at(x_fixed[rows], t)")
         self.model = (model,)  # in a tuple, or its parameters would become this module's
         self.every = count("every", every)
@@ -82,8 +81,6 @@ class Progress(TimestepSampler):
         self.cap = cap
         self.max_move = positive("max_move", max_move)
         self.relax_steps = None if relax_steps is None else count("relax_steps", relax_steps)
-        self.draws = Draws(seed, stratified=stratified)
-        self.steps = StepCount(seed)
         if prior is not None and not isinstance(prior, TimestepSampler):
             raise ValueError(f"prior must be a sampler, got {prior!r}: pass for instance ks.Uniform()")
         density = (prior or Uniform()).density(num_bins)
@@ -98,16 +95,7 @@ class Progress(TimestepSampler):
         self.register_buffer("last", torch.full((num_probes,), UNKNOWN, dtype=torch.float32))
         self.register_buffer("num_skipped", torch.tensor(0))
         self.register_buffer("num_evaluations", torch.tensor(0))
-        self.table = DrawTable(num_bins, beta=share("beta", beta))
         self.table.set(self.learned)
-
-    def mass(self) -> Tensor:
-        """Return the mass of each bin (K,)."""
-        return self.table.mass()
-
-    def sample(self, x0: Tensor) -> Timesteps:
-        """Return one time and one weight for each row of x0 (B, ...)."""
-        return self.table.draw(self.draws(x0))
 
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
@@ -182,10 +170,6 @@ class Progress(TimestepSampler):
         here = self.learned.log()
         wanted = here + (target - here).clamp(-self.max_move, self.max_move)
         return self.prior * bounded((wanted - self.prior.log()).exp(), self.prior, self.floor, self.cap)
-
-    def density(self, num_bins: int = 100) -> Tensor:
-        """Return where the draws go now: (num_bins,), summing to 1."""
-        return rebin(self.mass(), num_bins)
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the network evaluations spent on probes, and how many losses were not finite."""
