@@ -2,8 +2,8 @@
 
     python examples/demo.py [--steps 500] [--output runs/demo]
 
-Ends with a table (held-out loss, network evaluations, seconds) and one picture of samples. Run again, it goes on where
-it was stopped; once finished, it shows the same table.
+Ends with a table (held-out loss, network evaluations, seconds), a picture of samples and a report to open in a browser.
+Run again, it goes on where it was stopped; once finished, it shows the same table.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kairostep.experiments import Component, Config, preset
-from kairostep.reports import comparison_table
+from kairostep.reports import comparison_table, write_report
 from kairostep.training import Run
 from PIL import Image, ImageDraw
 
@@ -60,7 +60,8 @@ def main() -> None:
         "error; the noise is the same for all runs. evaluations: of the network, in training + by the sampler's probes."
     )
     print("A few minutes on one seed show that everything works, not which sampler is best.")
-    print(f"\nLook at {picture}, and at one run's files in {directories[0]}")
+    report = write_report(directories, arguments.output / "report.html")
+    print(f"\nLook at {report} in a browser, at {picture}, and at one run's files in {directories[0]}")
 
 
 if __name__ == "__main__":

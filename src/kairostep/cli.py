@@ -1,16 +1,22 @@
-"""kairostep train | generate | evaluate | presets | data: what a person types."""
+"""kairostep train | generate | evaluate | preview | analyse | report | presets | data: what a person types."""
 
 import argparse
 import logging
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import kairostep
+from kairostep.commands.arguments import ANALYSE_TEXT, PREVIEW_TEXT, add_analyse, add_preview
+
+if TYPE_CHECKING:
+    from kairostep.experiments import Config
 
 USAGE_ERROR, RUN_ERROR = 2, 1
+WITH_SETTINGS = ("train", "preview", "analyse")  # of training, as --key=value
 
 TRAIN_TEXT = """\
 Settings are --key=value, options of a part --part.option=value, as in
@@ -45,6 +51,17 @@ FID, KID, precision and recall. Each is a line of RUN/evaluations.jsonl, with a 
 """
 
 
+REPORT_TEXT = """\
+Makes one HTML page of runs, with all figures, tables, samples and settings in it, as in
+
+  kairostep report runs/uniform-0 runs/uniform-1 runs/adaptive-0 runs/adaptive-1 -o report.html
+  kairostep report runs
+  kairostep report --watch runs
+
+Runs that differ in their seed alone are one arm. --watch serves the page on localhost while they train.
+"""
+
+
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, as all commands do."""
 
@@ -58,13 +75,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(format="kairostep: %(message)s", level=logging.WARNING)
     parser = make_parser()
     known, settings = parser.parse_known_args(arguments)
-    if settings and known.command != "train":
+    known.typed = shlex.join(["kairostep", *(sys.argv[1:] if arguments is None else arguments)])
+    if settings and known.command not in WITH_SETTINGS:
         parser.error(f"unrecognized arguments: {' '.join(settings)}")
     try:
         known.run(known, settings)
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        fail(f"this command needs {package}: pip install 'kairostep[train]'", RUN_ERROR)
+        extra = "report" if package in ("jinja2", "plotly") else "train"
+        fail(f"this command needs {package}: pip install 'kairostep[{extra}]'", RUN_ERROR)
     except ValueError as error:
         fail(str(error), USAGE_ERROR)
     except OSError as error:
@@ -92,6 +111,10 @@ def make_parser() -> argparse.ArgumentParser:
     train.set_defaults(run=run_train, parser=train)
     add_generate(commands.add_parser("generate", help="make images", description=GENERATE_TEXT, formatter_class=raw))
     add_evaluate(commands.add_parser("evaluate", help="measure", description=EVALUATE_TEXT, formatter_class=raw))
+    text: dict[str, Any] = {"formatter_class": raw, "allow_abbrev": False}
+    add_preview(commands.add_parser("preview", help="show what would be trained", description=PREVIEW_TEXT, **text))
+    add_analyse(commands.add_parser("analyse", help="measure training", description=ANALYSE_TEXT, **text), train_run)
+    add_report(commands.add_parser("report", help="show and compare runs", description=REPORT_TEXT, **text))
     presets = commands.add_parser("presets", help="list the presets")
     presets.set_defaults(run=run_presets)
     data = commands.add_parser("data", help="obtain and convert a data set")
@@ -110,9 +133,13 @@ def run_train(known: argparse.Namespace, settings: Sequence[str]) -> None:
         config = configure(name if known.config else name or "digits", known.config, settings)
         print(known.parser.format_help() + "\n" + settings_help(config))
         return
+    train_run(configure(name, known.config, settings))
+
+
+def train_run(config: "Config") -> None:
+    """Train a config in its output directory, or go on with it there."""
     from kairostep.training import Run, RunError
 
-    config = configure(name, known.config, settings)
     run = Run(config)  # ValueError: what the user asked for cannot be
     if run.accelerator.is_main_process:
         print(run.description, flush=True)
@@ -216,6 +243,26 @@ def run_evaluate(known: argparse.Namespace, settings: Sequence[str]) -> None:
         print(table(figures), flush=True)
     for note in evaluation.notes:
         print(f"kairostep: note: {note}", file=sys.stderr)
+
+
+def add_report(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `report`."""
+    parser.add_argument("directories", type=Path, nargs="+", metavar="RUN", help="run directories, or folders of them")
+    parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="the page (report.html)")
+    parser.add_argument("--watch", action="store_true", help="serve the page on localhost and follow the runs")
+    parser.add_argument("--port", type=int, help="of --watch (8765, or a free one)")
+    parser.set_defaults(run=run_report)
+
+
+def run_report(known: argparse.Namespace, settings: Sequence[str]) -> None:
+    """Write the page of some runs, or serve it."""
+    from kairostep.reports import write_report
+    from kairostep.reports.watch import serve
+
+    if known.watch:
+        serve(known.directories, known.port)
+    else:
+        print(f"open {write_report(known.directories, known.output)}")
 
 
 def run_presets(known: argparse.Namespace, settings: Sequence[str]) -> None:

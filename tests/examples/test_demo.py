@@ -54,6 +54,12 @@ def test_the_picture_shows_all_runs_side_by_side(output: Path, printed: str) -> 
     assert height > max(grid[1] for grid in grids)
 
 
+def test_the_report_shows_every_arm(output: Path, printed: str) -> None:
+    assert str(output / "report.html") in printed
+    page = (output / "report.html").read_text()
+    assert all(arm in page for arm in ARMS)
+
+
 def test_a_second_demo_shows_the_same_table_without_training(output: Path, printed: str) -> None:
     before = {path: path.stat().st_mtime_ns for path in output.glob("*/checkpoints/*")}
     again = run_demo(output)

@@ -14,6 +14,7 @@ from kairostep.timesteps.arguments import count
 from kairostep.timesteps.probes import eval_mode
 
 EARLY, LATE = 0.2, 0.8  # the paper's early range is [0, 200] of 1000 (its Figure 4); late is as wide
+TIMES = tuple((k + 0.5) / 20 for k in range(20))
 NUM_RESAMPLES = 4000
 
 T = TypeVar("T")
@@ -60,12 +61,12 @@ class VarianceProfile:
         return bootstrapped_ratio(early, late)
 
 
-def gradient_variance(
+def variance_profile(
     model: nn.Module,
     objective: Objective,
     rows: Rows,
     *,
-    times: Sequence[float] = tuple((k + 0.5) / 20 for k in range(20)),
+    times: Sequence[float] = TIMES,
     num_pairs: int = 32,
     rows_per_gradient: int = 16,
     seed: int = 0,
@@ -81,9 +82,7 @@ def gradient_variance(
     count("rows_per_gradient", rows_per_gradient)
     plain = Objective(objective.process, objective.prediction, constant())
     bound = plain.reweighting(vlb(objective.process))
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if not parameters:
-        raise ValueError("the model must have parameters that require a gradient: call model.requires_grad_()")
+    parameters = _trainable(model)
     draws = [Draw.of(rows, rows_per_gradient, 2 * num_pairs * seed + number) for number in range(2 * num_pairs)]
     with eval_mode(model), torch.enable_grad():
         measured = [_measure(model, plain, parameters, draws, t) for t in track(times)]
@@ -119,6 +118,13 @@ class Measured:
     variances: Tensor
     signals: Tensor
     losses: Tensor
+
+
+def _trainable(model: nn.Module) -> list[nn.Parameter]:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError("the model must have parameters that require a gradient: call model.requires_grad_()")
+    return parameters
 
 
 def _measure(

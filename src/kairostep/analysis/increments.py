@@ -55,7 +55,8 @@ def process_increments(
     by less than `threshold` per unit of t. A discrete process has its own number of steps.
     """
     positive("threshold", threshold)
-    num_steps = count("num_steps", num_steps or getattr(process, "num_steps", NUM_STEPS), at_least=3)
+    default: int = getattr(process, "num_steps", NUM_STEPS)
+    num_steps = count("num_steps", default if num_steps is None else num_steps, at_least=3)
     t = (torch.arange(num_steps, dtype=torch.float64) + 0.5) / num_steps
     log_snr = process.log_snr(t)
     alpha, sigma = torch.sigmoid(log_snr).sqrt(), torch.sigmoid(-log_snr).sqrt()

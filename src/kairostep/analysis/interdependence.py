@@ -1,6 +1,6 @@
 """What training on some times does to the loss at all others: Figure 4 of Kim et al. (CVPR 2025)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -12,18 +12,18 @@ from kairostep.analysis.rows import Rows
 from kairostep.diffusion import Objective
 from kairostep.evaluation.estimate import Estimate, mean_and_error
 from kairostep.evaluation.likelihood import LossProfile, loss_profile
-from kairostep.timesteps.arguments import count, positive
+from kairostep.timesteps.arguments import count
 from kairostep.timesteps.probes import eval_mode, isolated_randomness
+
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RangeTraining:
-    """How the model is trained on each range: Adam from scratch, t uniform in the range."""
+    """How the model is trained on each range, t being uniform in it, and with which randomness it is measured."""
 
     num_steps: int = 100
     batch_size: int = 128
-    learning_rate: float = 2e-4
-    betas: tuple[float, float] = (0.9, 0.999)
     max_grad_norm: float | None = 1.0
     seed: int = 0  # of rows, times within the range and noise, which are the same for all ranges
 
@@ -31,7 +31,6 @@ class RangeTraining:
         """Check sizes."""
         count("num_steps", self.num_steps)
         count("batch_size", self.batch_size)
-        positive("learning_rate", self.learning_rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class Interdependence:
         return torch.tensor([[change.value for change in effect.change] for effect in self.effects])
 
 
-def interdependence(
+def range_effects(
     model: nn.Module,
     objective: Objective,
     rows: Rows,
@@ -69,31 +68,29 @@ def interdependence(
     num_ranges: int = 5,
     num_parts: int = 20,
     training: RangeTraining | None = None,
-    seed: int = 0,
+    make_optimizer: MakeOptimizer = torch.optim.Adam,
     track: Track[tuple[float, float]] = iter,
 ) -> Interdependence:
     """Return what training on each of several equal ranges does to the held-out loss at all times.
 
     Before and after share rows, times and noise. The model has its weights again after each range, and at the end.
+    `make_optimizer` is called with the model's parameters for each range; one that takes up the moments of a training
+    goes on with it, one without them jolts a trained model.
     """
-    count("num_ranges", num_ranges, at_least=2)
-    if count("num_parts", num_parts) % num_ranges:
-        raise ValueError(
-            f"num_parts must be a multiple of the {num_ranges} ranges, got {num_parts}: "
-            f"pass for instance {num_ranges * max(1, num_parts // num_ranges)}"
-        )
+    ranges = _ranges(num_ranges, num_parts)
     training = training or RangeTraining()
     weights = deepcopy(model.state_dict())
 
     def profile() -> LossProfile:
         with eval_mode(model):
-            return loss_profile(model, objective, held_out.x0, labels=held_out.labels, num_bins=num_parts, seed=seed)
+            return loss_profile(
+                model, objective, held_out.x0, labels=held_out.labels, num_bins=num_parts, seed=training.seed
+            )
 
     before, effects = profile(), []
-    ranges = [(0.0, 1.0), *((k / num_ranges, (k + 1) / num_ranges) for k in range(num_ranges))]
     for start, end in track(ranges):
         try:
-            train_on_range(model, objective, rows, start, end, training)
+            train_on_range(model, objective, rows, (start, end), training, make_optimizer)
             effects.append(_effect(start, end, (profile().per_image - before.per_image).cpu()))
         finally:
             model.load_state_dict(weights)
@@ -102,26 +99,44 @@ def interdependence(
     return Interdependence([part.loss for part in before.bins], effects, trained + measured)
 
 
+def _ranges(num_ranges: int, num_parts: int) -> list[tuple[float, float]]:
+    """Return all of [0, 1], then its equal ranges; ValueError for sizes that do not go together."""
+    count("num_ranges", num_ranges, at_least=2)
+    if count("num_parts", num_parts) % num_ranges:
+        raise ValueError(
+            f"num_parts must be a multiple of the {num_ranges} ranges, got {num_parts}: "
+            f"pass for instance {num_ranges * max(1, num_parts // num_ranges)}"
+        )
+    return [(0.0, 1.0), *((k / num_ranges, (k + 1) / num_ranges) for k in range(num_ranges))]
+
+
 def train_on_range(
-    model: nn.Module, objective: Objective, rows: Rows, start: float, end: float, training: RangeTraining
+    model: nn.Module,
+    objective: Objective,
+    rows: Rows,
+    times: tuple[float, float],
+    training: RangeTraining,
+    make_optimizer: MakeOptimizer = torch.optim.Adam,
 ) -> None:
-    """Train the model in place at times in [start, end) alone."""
+    """Train the model in place at times from the first to before the second of `times` alone."""
+    start, end = times
     generator = torch.Generator().manual_seed(training.seed)
     device = rows.x0.device
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.Adam(parameters, lr=training.learning_rate, betas=training.betas)
+    optimizer = make_optimizer(parameters)
     was_training = model.training
     model.train()
     with isolated_randomness(device, training.seed), torch.enable_grad():  # dropout
         for _ in range(training.num_steps):
             index = torch.randint(len(rows.x0), (training.batch_size,), generator=generator).to(device)
-            u = torch.rand(training.batch_size, generator=generator).to(device)
+            strata = torch.arange(training.batch_size) + torch.rand(training.batch_size, generator=generator)
+            u = (strata / training.batch_size).to(device)  # rows are in random order
             x0 = rows.x0[index]
             noise = torch.randn(x0.shape, generator=generator).to(x0)
             t = (start + (end - start) * u).clamp(1e-6, 1 - 1e-6)
             losses = objective(model, x0, t, noise=noise, **rows.cond(index))
             optimizer.zero_grad()
-            losses.mean().backward()
+            losses.mean().backward()  # type: ignore[no-untyped-call]
             if training.max_grad_norm is not None:
                 nn.utils.clip_grad_norm_(parameters, training.max_grad_norm)
             optimizer.step()

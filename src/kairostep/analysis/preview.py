@@ -1,5 +1,6 @@
 """What would be trained: density, weight and their product, over t and over log-SNR, before any training."""
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -10,10 +11,10 @@ from kairostep.diffusion import Objective
 from kairostep.diffusion.weighting import LOG_SNR_LIMIT
 from kairostep.timesteps import TimestepSampler
 from kairostep.timesteps.arguments import count
-from kairostep.timesteps.histogram import bin_index
+from kairostep.timesteps.histogram import bin_index, rebin
 
 NUM_TIMES = 1000  # in which a continuous process is read
-NUM_DRAWS = 2**18  # of which the sampler's own weight is read off
+NUM_DRAWS = 2**16  # of which the sampler's own weight is read off
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,54 +49,48 @@ class Preview:
         product = self.density * self.weight
         return product / product.mean()
 
-    def over_t(self, num_parts: int = 16) -> list[Part]:
+    def over_t(self, num_parts: int = 20) -> list[Part]:
         """Return the equal parts of [0, 1]."""
         edges = torch.linspace(0, 1, count("num_parts", num_parts) + 1, dtype=torch.float64)
-        return self._parts(edges, bin_index(self.t, num_parts), self._log_snr_at((edges[1:] + edges[:-1]) / 2))
+        middle = self.log_snr[bin_index((edges[1:] + edges[:-1]) / 2, len(self.t))]
 
-    def over_log_snr(self, num_parts: int = 16) -> list[Part]:
+        def total(values: Tensor) -> Tensor:
+            return rebin(values, num_parts) * values.sum()  # a time between two parts belongs to both
+
+        return self._parts(edges, middle, total)
+
+    def over_log_snr(self, num_parts: int = 20) -> list[Part]:
         """Return the equal parts of the range of log-SNR, from noise to data."""
         low, high = self.log_snr.min(), self.log_snr.max()
         index = bin_index((self.log_snr - low) / (high - low), count("num_parts", num_parts))
         edges = torch.linspace(float(low), float(high), num_parts + 1, dtype=torch.float64)
-        return self._parts(edges, index, (edges[1:] + edges[:-1]) / 2)
+
+        def total(values: Tensor) -> Tensor:
+            return torch.zeros(num_parts, dtype=torch.float64).index_add_(0, index, values)
+
+        return self._parts(edges, (edges[1:] + edges[:-1]) / 2, total)
 
     def per_log_snr(self, values: Tensor) -> Tensor:
         """Return a density over t as one over log-SNR, (M,) each."""
         (slope,) = torch.gradient(self.log_snr, spacing=(self.t,))
         return values / slope.abs().clamp(min=1e-12)
 
-    def _log_snr_at(self, t: Tensor) -> Tensor:
-        return self.log_snr[bin_index(t, len(self.t))]
-
-    def _parts(self, edges: Tensor, index: Tensor, middle: Tensor) -> list[Part]:
-        num_parts = len(middle)
-        num_times = torch.zeros(num_parts, dtype=torch.float64).index_add_(0, index, torch.ones_like(self.t))
-
-        def total(values: Tensor) -> Tensor:
-            return torch.zeros(num_parts, dtype=torch.float64).index_add_(0, index, values)
-
-        def share(weight: Tensor) -> list[float]:
-            parts = total(self.density * weight)
-            return (parts / parts.sum()).tolist()
-
-        mean = (total(self.weight) / num_times).tolist()
-        columns = zip(
-            edges[:-1].tolist(),
-            edges[1:].tolist(),
-            middle.tolist(),
-            share(torch.ones_like(self.t)),
-            [value if there else None for value, there in zip(mean, num_times.tolist(), strict=True)],
-            share(self.weight),
-            share(self.epsilon_weight),
-            share(self.x0_weight),
-            strict=True,
-        )
-        return [Part(*row) for row in columns]
+    def _parts(self, edges: Tensor, middle: Tensor, total: Callable[[Tensor], Tensor]) -> list[Part]:
+        """Return parts with these edges (K + 1,) and log-SNR (K,); `total` sums values (M,) in each part: (K,)."""
+        num_times, weights = total(torch.ones_like(self.t)).tolist(), total(self.weight).tolist()
+        shares = []
+        for weight in (torch.ones_like(self.t), self.weight, self.epsilon_weight, self.x0_weight):
+            summed = total(self.density * weight)
+            shares.append((summed / summed.sum()).tolist())
+        draws, product, epsilon, x0 = shares
+        means = [weight / num if num else None for weight, num in zip(weights, num_times, strict=True)]
+        ends = edges.tolist()
+        rows = zip(ends[:-1], ends[1:], middle.tolist(), draws, means, product, epsilon, x0, strict=True)
+        return [Part(*row) for row in rows]
 
 
 @torch.no_grad()
-def preview(objective: Objective, sampler: TimestepSampler, *, x0: Tensor | None = None) -> Preview:
+def preview_of(objective: Objective, sampler: TimestepSampler, *, x0: Tensor | None = None) -> Preview:
     """Return density and weight of the sampler as it is now, with the objective's weight; the sampler stays as it is.
 
     `x0` (N, ...) are rows to draw for, by default many of one number each, which suits all samplers but those with a
@@ -123,7 +118,7 @@ def sampler_weight(sampler: TimestepSampler, x0: Tensor, num_times: int) -> Tens
     """Return the mean weight of draws in each of so many equal parts of [0, 1]; in one never drawn, its neighbour's."""
     drawn = deepcopy(sampler).sample(x0)
     index = drawn.index(num_times).cpu()
-    total, number = torch.zeros(2, num_times, dtype=torch.float64)
+    total, number = torch.zeros(2, num_times, dtype=torch.float64).unbind()
     total.index_add_(0, index, drawn.weight.double().cpu())
     number.index_add_(0, index, torch.ones(len(index), dtype=torch.float64))
     there = number.nonzero()[:, 0]  # (n,) parts with draws
@@ -131,4 +126,5 @@ def sampler_weight(sampler: TimestepSampler, x0: Tensor, num_times: int) -> Tens
     left, right = there[(place - 1).clamp(max=len(there) - 1)], there[place.clamp(max=len(there) - 1)]
     parts = torch.arange(num_times)
     nearest = torch.where((parts - left).abs() < (right - parts).abs(), left, right)
-    return total[nearest] / number[nearest]
+    mean: Tensor = total[nearest] / number[nearest]
+    return mean

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from kairostep.reports.figure import Figure
+from kairostep.reports.figure import Curve, Figure, Heat
 
 SCRIPTS = ("plots.js", "exports.js", "page.js")
 STYLES = ("page.css", "print.css")
@@ -27,12 +27,11 @@ class Group:
 
 def write_figures(title: str, intro: str, figures: Sequence[Figure], output: Path) -> Path:
     """Write a page of figures, one colour per name of a curve, and return its path."""
-    names = dict.fromkeys(
-        drawn.group or drawn.name
-        for figure in figures
-        for panel in figure.panels
-        for drawn in [*panel.curves, *([panel.heat] if panel.heat else [])]
-    )
+    drawn: list[Curve | Heat] = []
+    for figure in figures:
+        for panel in figure.panels:
+            drawn += [*panel.curves, *([panel.heat] if panel.heat else [])]
+    names = dict.fromkeys(each.group or each.name for each in drawn)
     groups = [Group(name, name, name) for name in names]
     return write_page(output, whole_page({"title": title, "intro": intro}, groups, figures))
 
@@ -41,7 +40,7 @@ def write_page(output: Path, text: str) -> Path:
     """Write a file, whole or not at all; ValueError where that cannot be."""
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="replace")  # names of files may be no text
         temporary.replace(output)
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -90,7 +89,9 @@ def _rendered(
     )
     plain = {"groups": [vars(group) for group in groups], "figures": [figure.plain() for figure in figures]}
     data = needed("markupsafe").Markup(_script_json(plain))
-    text: str = environment.get_template(template).render(**context, **assets, figures=figures, groups=groups, data=data)
+    text: str = environment.get_template(template).render(
+        **context, **assets, figures=figures, groups=groups, data=data
+    )
     return text
 
 

@@ -1,0 +1,83 @@
+"""Results as panels of curves, for a picture or a page."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from kairostep.analysis.gradient_variance import VarianceProfile
+from kairostep.analysis.increments import ProcessIncrements
+from kairostep.analysis.interdependence import Interdependence
+from kairostep.analysis.picture import Curve, Panel
+from kairostep.analysis.preview import Preview
+
+
+def preview_panels(seen: Preview) -> list[Panel]:
+    """Return density, weight and product over t and over log-SNR, each relative to its peak."""
+    curves = {"density of draws": seen.density, "weight": seen.weight, "product": seen.density * seen.weight}
+    over_log_snr = {
+        "density of draws": seen.per_log_snr(seen.density),
+        "weight": seen.weight,
+        "product": seen.per_log_snr(seen.density * seen.weight),
+    }
+    return [
+        Panel("over t", "t, 0 is clean data", _relative(seen.t, curves), "relative to the peak"),
+        Panel(
+            "over log-SNR",
+            "log-SNR, densities per unit of it",
+            _relative(seen.log_snr.flip(0), {name: values.flip(0) for name, values in over_log_snr.items()}),
+            "relative to the peak",
+        ),
+    ]
+
+
+def _relative(x: Tensor, curves: Mapping[str, Tensor]) -> list[Curve]:
+    return [Curve(name, x.tolist(), (values / values.max()).tolist()) for name, values in curves.items()]
+
+
+def increments_panels(increments: ProcessIncrements) -> list[Panel]:
+    """Return the noise and its slope with the boundaries of the areas, and the moments of the increments."""
+    t, between = increments.t, (increments.t[1:] + increments.t[:-1]) / 2
+    marks = tuple((area.start / increments.num_steps, area.name) for area in increments.areas if area.end > area.start)
+    slope = increments.sigma.square().diff()
+    sizes = {"squared mean / x0": increments.mean.square(), "variance along a path": increments.chain_variance}
+    noise = [
+        Curve("sigma", t.tolist(), increments.sigma.tolist()),
+        Curve("rise of sigma squared, relative to its peak", between.tolist(), (slope / slope.max()).tolist()),
+        Curve("variance of x(t+1) - x(t), halved", between.tolist(), (increments.variance / 2).tolist()),
+    ]
+    return [
+        Panel("the process and its areas", "t", noise, "see the legend", marks=marks),
+        Panel("increments", "t", _relative(between, sizes), "relative to the peak", marks=marks),
+    ]
+
+
+def variance_panels(profiles: Mapping[int, VarianceProfile]) -> list[Panel]:
+    """Return the variance over t for both losses and L_simple itself, one curve for each step of training."""
+
+    def curves(key: str) -> Sequence[Curve]:
+        return [
+            Curve(f"step {step}", [at.t for at in profile.at], [getattr(at, key).value for at in profile.at])
+            for step, profile in profiles.items()
+        ]
+
+    return [
+        Panel("gradient variance, L_simple", "t", curves("variance"), "trace of the covariance", log=True),
+        Panel("gradient variance, L_VLB", "t", curves("vlb_variance"), "trace of the covariance", log=True),
+        Panel("loss, L_simple", "t", curves("loss"), "squared error", log=True),
+    ]
+
+
+def interdependence_panels(effects: Interdependence) -> list[Panel]:
+    """Return the change of the loss over t for each range that was trained on."""
+    num_parts = len(effects.before)
+    t = [(part + 0.5) / num_parts for part in range(num_parts)]
+    absolute, relative = [], []
+    for effect in effects.effects:
+        name, values = f"trained on {effect.start:.2f}..{effect.end:.2f}", [change.value for change in effect.change]
+        absolute.append(Curve(name, t, values))
+        shares = [100 * value / before.value for value, before in zip(values, effects.before, strict=True)]
+        relative.append(Curve(name, t, shares))
+    return [
+        Panel("change of the held-out loss", "t", absolute, "after minus before"),
+        Panel("relative change", "t", relative, "% of the loss before"),
+    ]

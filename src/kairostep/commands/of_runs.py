@@ -1,0 +1,180 @@
+"""`kairostep analyse gradient-variance | interdependence`: measurements on the checkpoints of a run."""
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from kairostep.analysis import RangeTraining, Rows, VarianceProfile, range_effects, variance_profile
+from kairostep.analysis.panels import interdependence_panels, variance_panels
+from kairostep.analysis.picture import Panel
+from kairostep.analysis.table import (
+    columns,
+    interdependence_table,
+    interdependence_verdict,
+    variance_table,
+    variance_verdict,
+)
+from kairostep.commands.arguments import Train
+from kairostep.commands.output import check_output, write_in_run, write_output
+from kairostep.commands.subject import Subject, trained_subject
+from kairostep.data import Dataset
+from kairostep.experiments import Config, Trained
+from kairostep.experiments.experiment import load_data
+from kairostep.timesteps.arguments import count
+from kairostep.training import Checkpoints, load_trained
+from kairostep.training.checkpoint import read
+from kairostep.training.trained import find_checkpoint
+
+NUM_ROWS = 4096  # of the training set, from which gradients and training on a range draw
+
+
+@dataclass(frozen=True)
+class Study:
+    """A run under analysis, its data at hand."""
+
+    known: argparse.Namespace
+    subject: Subject
+    directory: Path
+    device: torch.device
+    train: Dataset
+    held_out: Dataset | None
+
+    @classmethod
+    def of(cls, known: argparse.Namespace, settings: Sequence[str], train: Train) -> "Study":
+        """Return the study of a run, or of a preset that is trained now."""
+        subject = trained_subject(settings, known.directory, train)
+        assert subject.directory is not None
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return cls(known, subject, subject.directory, device, *load_data(subject.config, device))
+
+    @property
+    def config(self) -> Config:
+        """The run's config."""
+        return self.subject.config
+
+    @property
+    def heading(self) -> str:
+        """What is analysed, in words."""
+        return f"{self.directory}, weights {self.known.weights}, on {self.device}"
+
+    def steps(self) -> list[int]:
+        """Return the steps of the checkpoints that were asked for: one, or all in order."""
+        paths = [find_checkpoint(self.directory, self.known.checkpoint or "last")]
+        if self.known.checkpoint is None:
+            paths = Checkpoints(self.directory / "checkpoints", keep=1).paths()
+        return [int(path.stem.removeprefix("step-")) for path in paths]
+
+    def load(self, step: int) -> Trained:
+        """Return the model of a checkpoint, to be trained on."""
+        trained = load_trained(self.directory, step, self.known.weights, self.device)
+        trained.model.requires_grad_()
+        return trained
+
+    def rows(self, dataset: Dataset, num: int) -> Rows:
+        """Return rows spread over a set."""
+        return Rows.of(dataset, num, self.device, classes=self.config.label_dropout is not None)
+
+    def write(self, analysis: str, sizes: Mapping[str, Any], result: Any, how: str, panels: Sequence[Panel]) -> None:
+        """Write the result into the run directory, and where --output says."""
+        own = {"weights": self.known.weights, "seeds": [self.known.measure_seed], "sizes": sizes}
+        facts = {**self.subject.facts(self.known.typed, self.device), **own}
+        write_in_run(self.directory, analysis, facts, result)
+        title = f"{analysis}: {self.directory}"
+        write_output(self.known.output, analysis, facts, result, title=title, how_to_read=how, panels=panels)
+
+
+def analyse_gradient_variance(known: argparse.Namespace, settings: Sequence[str], train: Train) -> None:
+    """Measure the variance of gradients at the checkpoints of a run."""
+    check_output(known.output)
+    count("timesteps", known.timesteps, at_least=5)  # one of them early, one late
+    sizes = {"num_pairs": count("repeats", known.repeats, at_least=2), "rows_per_gradient": count("rows", known.rows)}
+    count("measure_seed", known.measure_seed, at_least=0)
+    study = Study.of(known, settings, train)
+    rows = study.rows(study.train, NUM_ROWS)
+    times = [(k + 0.5) / known.timesteps for k in range(known.timesteps)]
+    profiles = {}
+    for step in study.steps():
+        trained, track = study.load(step), tracked(f"step {step}", "time")
+        given: dict[str, Any] = {**sizes, "times": times, "seed": known.measure_seed, "track": track}
+        profiles[step] = variance_profile(trained.model, trained.objective, rows, **given)
+    print(f"{study.heading}, rows drawn from {len(rows.x0)} of the training set")
+    verdicts = tell_variance(profiles)
+    ratios = {step: {"simple": p.early_to_late(), "vlb": p.early_to_late(bound=True)} for step, p in profiles.items()}
+    result = {"early_to_late": ratios, "verdicts": verdicts, "checkpoints": profiles}
+    how = "Trace of the covariance of a single row's gradient over x0 and noise, at each checkpoint."
+    study.write("gradient-variance", {**sizes, "rows": len(rows.x0)}, result, how, variance_panels(profiles))
+
+
+def tell_variance(profiles: Mapping[int, VarianceProfile]) -> list[str]:
+    """Print the variance at the last checkpoint and early against late at all; return the verdicts on the last."""
+    step, last = list(profiles.items())[-1]
+    print(f"at step {step}: trace of the covariance of a single row's gradient over x0 and noise, ± standard error;")
+    print("L_VLB is c_t L_simple, so that its variance has the factor c_t**2; rows for signal: variance / |mean|**2\n")
+    print(variance_table(last))
+    lines, verdicts = [], []
+    for number, profile in profiles.items():
+        ratios = {"L_simple": profile.early_to_late(), "L_VLB": profile.early_to_late(bound=True)}
+        lines.append([str(number), *(f"{r.value:.4g} ({r.low:.4g}..{r.high:.4g})" for r in ratios.values())])
+        if number == step:
+            verdicts = [
+                variance_verdict(f"step {step}, {name}", ratio, claimed=name == "L_simple")
+                for name, ratio in ratios.items()
+            ]
+    print("\nvariance at t < 0.2 over that at t >= 0.8; 95 % intervals over rows and noise, for this one training\n")
+    print(columns(["step", "L_simple", "L_VLB"], lines))
+    print("\n" + "\n".join(verdicts))
+    return verdicts
+
+
+def analyse_interdependence(known: argparse.Namespace, settings: Sequence[str], train: Train) -> None:
+    """Train on each range of times alone and measure everywhere."""
+    check_output(known.output)
+    for name in ("ranges", "parts", "range_steps"):
+        count(name, getattr(known, name))
+    count("measure_seed", known.measure_seed, at_least=0)
+    if known.ranges < 2 or known.parts % known.ranges:
+        raise ValueError(f"parts must be a multiple of at least 2 ranges, got {known.parts} and {known.ranges}")
+    study = Study.of(known, settings, train)
+    (step,) = study.steps()
+    trained, config = study.load(step), study.config
+    training = RangeTraining(
+        num_steps=known.range_steps,
+        batch_size=config.batch_size,
+        max_grad_norm=config.max_grad_norm,
+        seed=known.measure_seed,
+    )
+    rows = study.rows(study.train, NUM_ROWS)
+    held_out = rows if study.held_out is None else study.rows(study.held_out, config.held_out_images)
+    sizes = {"num_ranges": known.ranges, "num_parts": known.parts}
+    given: dict[str, Any] = {**sizes, "training": training, "track": tracked("training on", "range")}
+    make_optimizer = partial(optimizer_of, config, read(trained.checkpoint)["trainer"]["optimizer"])
+    effects = range_effects(trained.model, trained.objective, rows, held_out, **given, make_optimizer=make_optimizer)
+    seen = "training" if study.held_out is None else "held-out"
+    print(f"{study.heading}, step {step}: change of the squared error on {len(held_out.x0)} {seen} rows, in percent,")
+    print(f"by {known.range_steps} more steps on one range of t alone, the first on all of it; noise is shared\n")
+    print(interdependence_table(effects))
+    verdicts = [interdependence_verdict(effect) for effect in effects.effects]
+    print("\n" + "\n".join(verdicts) + "\n(± 95 % over rows, for this one training)")
+    result = {"step": step, "training": training, "verdicts": verdicts, "effects": effects, "matrix": effects.matrix}
+    how = "Each curve: what training on one range of t alone did to the loss at all times."
+    study.write("interdependence", sizes, result, how, interdependence_panels(effects))
+
+
+def optimizer_of(config: Config, state: dict[str, Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return the optimizer that a run had at a checkpoint, with its moments and learning rate."""
+    made = (torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW)(parameters)
+    made.load_state_dict(deepcopy(state))
+    return made
+
+
+def tracked(name: str, unit: str) -> Callable[[Sequence[Any]], Iterable[Any]]:
+    """Return what goes through a sequence and shows how far it is, on stderr if that is a terminal."""
+    return partial(tqdm, desc=name, unit=unit, disable=None, leave=False)

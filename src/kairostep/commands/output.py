@@ -1,0 +1,66 @@
+"""Where results go."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kairostep.analysis.picture import Panel, write_picture
+from kairostep.analysis.results import write_result
+from kairostep.reports import Axis, Curve, Figure, write_figures
+from kairostep.reports import Panel as PagePanel
+
+SUFFIXES = (".html", ".png", ".json")
+
+
+def check_output(path: Path | None) -> None:
+    """Raise ValueError for a file that could not be written in the end."""
+    if path is None:
+        return
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"--output must end in {', '.join(SUFFIXES)}, got {path}: pass for instance {path.stem}.html")
+    if not path.parent.is_dir():
+        raise ValueError(f"--output must be in a folder that exists, got {path}: mkdir -p {path.parent}")
+
+
+def write_in_run(directory: Path, analysis: str, facts: Mapping[str, Any], result: Any) -> None:
+    """Write RUN/analysis/NAME.json and say so."""
+    path = directory / "analysis" / f"{analysis}.json"
+    write_result(path, analysis, facts, result)
+    print(f"\nresult in {path}")
+
+
+def write_output(
+    path: Path | None,
+    analysis: str,
+    facts: Mapping[str, Any],
+    result: Any,
+    *,
+    title: str,
+    how_to_read: str,
+    panels: Sequence[Panel],
+) -> None:
+    """Write the file that --output names, if any, of the kind its name ends in."""
+    if path is None:
+        return
+    if path.suffix == ".json":
+        write_result(path, analysis, facts, result)
+    elif path.suffix == ".png":
+        write_picture(title, how_to_read, panels, path)
+    else:
+        write_figures(title, str(facts["command"]), [page_figure(title, how_to_read, panels)], path)
+    print(f"\nalso in {path}")
+
+
+def page_figure(title: str, how_to_read: str, panels: Sequence[Panel]) -> Figure:
+    """Return panels as a figure of an HTML page."""
+    drawn = [
+        PagePanel(
+            Axis(panel.x_label),
+            Axis(panel.y_label, log=panel.log),
+            [Curve(curve.name, curve.x, curve.y) for curve in panel.curves],
+            title=panel.title,
+        )
+        for panel in panels
+    ]
+    marks = "; ".join(f"{word} from t = {place:.3f}" for place, word in panels[0].marks)
+    return Figure(title, how_to_read, drawn, note=marks)

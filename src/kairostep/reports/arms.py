@@ -1,0 +1,149 @@
+"""Runs that differ in nothing but their seed are one arm; arms are named by what differs between them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kairostep.reports.run_history import RunHistory
+
+# Settings that leave no mark on the weights, and places: they do not part arms
+IGNORED = {"seed", "output", "resume", "workers", "cache", "trackers", "keep_checkpoints", "checkpoint_every"}
+IGNORED |= {"log_every", "density_every", "evaluate_every", "sample_every", "sample_steps", "data.path", "provenance"}
+# Held-out losses pair where these agree
+SAME_TASK = ("data", "autoencoder", "process", "prediction", "held_out_images")
+
+
+@dataclass(frozen=True)
+class ShownRun:
+    """A run with its names on the page."""
+
+    key: str  # in scripts
+    name: str
+    short: str  # within its arm
+    arm: str
+    history: RunHistory
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Runs that differ only in their seeds."""
+
+    name: str
+    runs: list[ShownRun]
+    baseline: bool
+
+    @property
+    def first(self) -> RunHistory:
+        """One of its runs, for what all share."""
+        return self.runs[0].history
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return settings by dotted names, those of parts `part.option` and the part itself by its name."""
+    settings: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            settings |= flat(value, f"{name}.")
+        else:
+            settings[name] = value
+    return settings
+
+
+def arms_of(histories: Sequence[RunHistory]) -> list[Arm]:
+    """Return the arms, the baseline first, else in the order of their first runs."""
+    grouped: dict[str, list[RunHistory]] = {}
+    for history in histories:
+        grouped.setdefault(_identity(history), []).append(history)
+    members = list(grouped.values())
+    names = _distinct(_names([_parting(group[0]) for group in members]), members)
+    baseline = _baseline([group[0] for group in members])
+    keys = {id(history): f"r{i}" for i, history in enumerate(histories)}
+    arms = [
+        Arm(name, _shown(name, group, keys), i == baseline)
+        for i, (name, group) in enumerate(zip(names, members, strict=True))
+    ]
+    return sorted(arms, key=lambda arm: not arm.baseline)
+
+
+def same_task(one: RunHistory, other: RunHistory) -> bool:
+    """Whether held-out losses of two runs compare."""
+    return all(_task(one, key) == _task(other, key) for key in SAME_TASK)
+
+
+def text_of(value: Any) -> str:
+    """Return a setting as one writes it."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return str(value)
+
+
+def _task(history: RunHistory, key: str) -> Any:
+    value = history.config.get(key)
+    return {k: v for k, v in value.items() if k != "path"} if isinstance(value, Mapping) else value
+
+
+def _parting(history: RunHistory) -> dict[str, Any]:
+    settings = {key: value for key, value in history.config.items() if key not in IGNORED}
+    return {key: value for key, value in flat(settings).items() if key not in IGNORED}
+
+
+def _identity(history: RunHistory) -> str:
+    settings = _parting(history)
+    return repr(sorted(settings.items(), key=lambda item: item[0])) if settings else str(history.directory)
+
+
+def _names(arms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return for each arm what parts it from the others."""
+    keys = list(dict.fromkeys(key for settings in arms for key in settings))
+    return [_name(settings, [key for key in keys if _differs(key, settings, arms)]) for settings in arms]
+
+
+def _differs(key: str, settings: Mapping[str, Any], arms: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a setting parts an arm from others; options of a part, from those that have the same part."""
+    part, dot, option = key.partition(".")
+    if dot and option != "name":
+        part_name = settings.get(f"{part}.name")
+        arms = [other for other in arms if other.get(f"{part}.name") == part_name]
+    return key in settings and any(repr(other.get(key)) != repr(settings[key]) for other in arms)
+
+
+def _name(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
+    if not keys:
+        return text_of(settings.get("sampler.name", "run"))
+    pieces = []
+    if "sampler.name" in keys or any(key.startswith("sampler.") for key in keys):
+        pieces.append(text_of(settings.get("sampler.name")))
+    for key in keys:
+        part, _, option = key.partition(".")
+        if key == "sampler.name" or (key == "weighting.name" and settings[key] == "constant" and pieces):
+            continue
+        pieces.append(text_of(settings[key]) if option == "name" else f"{option or part} {text_of(settings[key])}")
+    return " · ".join(pieces)
+
+
+def _distinct(names: Sequence[str], members: Sequence[Sequence[RunHistory]]) -> list[str]:
+    """Return names of which none occurs twice."""
+    told = [
+        name if names.count(name) == 1 else f"{name} ({group[0].directory.name})"
+        for name, group in zip(names, members, strict=True)
+    ]
+    return [name if told.count(name) == 1 else f"{name} #{i + 1}" for i, name in enumerate(told)]
+
+
+def _shown(name: str, group: Sequence[RunHistory], keys: Mapping[int, str]) -> list[ShownRun]:
+    seeds = [text_of(history.seed) for history in group]
+    runs = []
+    for history, seed in zip(group, seeds, strict=True):
+        short = seed if seeds.count(seed) == 1 and history.seed is not None else history.directory.name
+        whole = name if len(group) == 1 else f"{name} · {'seed ' * (short == seed)}{short}"
+        runs.append(ShownRun(keys[id(history)], whole, short, name, history))
+    return runs
+
+
+def _baseline(firsts: Sequence[RunHistory]) -> int:
+    """Return which arm the others are measured by: uniform draws without a weighting, else the first."""
+    parts = [(run.part("sampler"), run.part("weighting")) for run in firsts]
+    return parts.index(("uniform", "constant")) if ("uniform", "constant") in parts else 0

@@ -1,0 +1,73 @@
+"""What differs between runs, and what should be known before they are compared."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kairostep.reports.arms import Arm, ShownRun, flat, text_of
+from kairostep.reports.rounding import MISSING
+
+PLACES = ("output", "cache", "resume", "seed", "data.path")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting and its value in each arm."""
+
+    key: str
+    cells: list[str]
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Settings that differ, one column per arm."""
+
+    columns: list[str]
+    rows: list[Difference]
+
+
+def differences(arms: Sequence[Arm]) -> Differences | None:
+    """Return the settings and circumstances in which runs differ, places and seeds aside.
+
+    A part that has another name in some arm stands in one row with its options.
+    """
+    settings = [[_settings(run.history.config, _renamed(arms)) for run in arm.runs] for arm in arms]
+    keys = dict.fromkeys(key for arm in settings for run in arm for key in run if key not in PLACES)
+    rows = []
+    for key in keys:
+        values = [list(dict.fromkeys(run.get(key, MISSING) for run in arm)) for arm in settings]
+        if len({value for arm in values for value in arm}) > 1:
+            rows.append(Difference(key, ["; ".join(arm) for arm in values]))
+    return Differences([arm.name for arm in arms], rows) if rows else None
+
+
+def _renamed(arms: Sequence[Arm]) -> set[str]:
+    """Return the parts that do not have the same name in all arms."""
+    configs = [arm.first.config for arm in arms]
+    parts = {
+        key for config in configs for key, value in config.items() if isinstance(value, Mapping) and "name" in value
+    }
+    return {part for part in parts if len({arm.first.part(part) for arm in arms}) > 1}
+
+
+def _settings(config: Mapping[str, Any], whole: set[str]) -> dict[str, str]:
+    """Return settings by dotted names as text, those of some parts in one."""
+    rest = {key: value for key, value in config.items() if key not in whole or not isinstance(value, Mapping)}
+    settings = {key: text_of(value) for key, value in flat(rest).items()}
+    for part in whole & (config.keys() - rest.keys()):
+        options = [f"{key} {text_of(value)}" for key, value in flat(config[part]).items() if key != "name"]
+        settings[part] = ": ".join([text_of(config[part].get("name")), *([", ".join(options)] if options else [])])
+    return settings
+
+
+def warnings(runs: Sequence[ShownRun]) -> list[str]:
+    """Return what a reader should know first: runs that are not whole, seconds that do not compare."""
+    told = []
+    for run in runs:
+        unfinished = [run.history.state_text] if run.history.state != "finished" else []
+        if unfinished or run.history.problems:
+            told.append(f"{run.name}: {'; '.join([*unfinished, *run.history.problems])}.")
+    devices = dict.fromkeys(str(flat(run.history.config).get("provenance.device", "unknown")) for run in runs)
+    if len(devices) > 1:
+        told.append(f"Seconds do not compare, the runs were made on different devices: {', '.join(devices)}.")
+    return told

@@ -1,0 +1,164 @@
+"""The table of results: every seed, mean and spread of each arm, and the time to the baseline's quality."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kairostep.reports.arms import Arm, ShownRun, same_task
+from kairostep.reports.metrics_file import number
+from kairostep.reports.rounding import MISSING, counted, seconds, with_error
+from kairostep.reports.run_history import RunHistory
+from kairostep.reports.target import Cost, Ratio, is_paired, ratio_to, spread_of
+
+HOW_TO_READ = (
+    "Every run with its last held-out figures ± standard error over images, and each arm's mean ± standard deviation "
+    "over seeds; a ratio to target below 1 says that a run gets to the baseline's final held-out loss for less."
+)
+MEASURED = {"fid": "FID", "kid": "KID", "precision": "precision", "recall": "recall", "vlb_bits_per_dim": "bits/dim"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading, and how a run's and an arm's cell under it come about."""
+
+    title: str
+    of_run: Callable[[RunHistory], str]
+    of_arm: Callable[[Sequence[RunHistory]], str]
+    text: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    kind: str  # single, mean or seed
+    group: str
+    cells: list[str]
+
+
+@dataclass(frozen=True)
+class Block:
+    """The lines of one arm."""
+
+    arm: str
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class Table:
+    """What the page shows as a table."""
+
+    columns: list[Column]
+    blocks: list[Block]
+    notes: list[str]
+    how_to_read: str = HOW_TO_READ
+
+
+def results_table(arms: Sequence[Arm]) -> Table:
+    """Return the table of all arms, the baseline being that which is marked as such."""
+    baseline = next(arm for arm in arms if arm.baseline)
+    histories = [run.history for arm in arms for run in arm.runs]
+    columns = [
+        _held_out("held-out loss", "loss"),
+        _ratio("seconds to target, ratio", baseline, "seconds"),
+        _ratio("evaluations to target, ratio", baseline, "evaluations"),
+        _held_out("held-out bound", "vlb"),
+        *(_measured(what, title) for what, title in MEASURED.items() if any(run.measured(what) for run in histories)),
+        _spent("seconds", "seconds", seconds),
+        _spent("training evaluations", "training_evaluations", counted),
+        _spent("probe evaluations", "probe_evaluations", counted),
+        Column("state", lambda run: run.state, lambda runs: f"mean of {len(runs)}", text=True),
+    ]
+    head = Column("run", lambda run: "", lambda runs: "", text=True)
+    return Table([head, *columns], [_block(arm, columns) for arm in arms], _notes(arms, baseline))
+
+
+def _block(arm: Arm, columns: Sequence[Column]) -> Block:
+    name = f"{arm.name} (baseline)" if arm.baseline else arm.name
+    if len(arm.runs) == 1:
+        return Block(arm.name, [_row("single", name, arm.runs[0], columns)])
+    histories = [run.history for run in arm.runs]
+    mean = Row("mean", "", [name, *(column.of_arm(histories) for column in columns)])
+    seeds = [_row("seed", _seed_name(run), run, columns) for run in arm.runs]
+    return Block(arm.name, [mean, *seeds])
+
+
+def _seed_name(run: ShownRun) -> str:
+    return f"seed {run.short}" if run.short == str(run.history.seed) else run.short
+
+
+def _row(kind: str, name: str, run: ShownRun, columns: Sequence[Column]) -> Row:
+    return Row(kind, run.key, [name, *(column.of_run(run.history) for column in columns)])
+
+
+def _mean(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return MISSING
+    spread = spread_of(known)
+    return with_error(spread.mean, spread.deviation)
+
+
+def _held_out(title: str, name: str) -> Column:
+    def value(run: RunHistory) -> float | None:
+        return getattr(run.last, name) if run.last else None
+
+    def cell(run: RunHistory) -> str:
+        return with_error(value(run), getattr(run.last, f"{name}_error") if run.last else None)
+
+    return Column(title, cell, lambda runs: _mean([value(run) for run in runs]))
+
+
+def _spent(title: str, name: str, told: Callable[[float | None], str]) -> Column:
+    def mean(runs: Sequence[RunHistory]) -> str:
+        known = [value for run in runs if (value := run.spent(name)) is not None]
+        return told(spread_of(known).mean) if known else MISSING
+
+    return Column(title, lambda run: told(run.spent(name)), mean)
+
+
+def _ratio(title: str, baseline: Arm, cost: Cost) -> Column:
+    def cell(run: RunHistory) -> str:
+        ratio = ratio_to(run, baseline, cost)
+        return MISSING if ratio is None else str(ratio)
+
+    def mean(runs: Sequence[RunHistory]) -> str:
+        ratios = [ratio for run in runs if (ratio := ratio_to(run, baseline, cost)) is not None]
+        return _mean_ratio(ratios)
+
+    return Column(title, cell, mean)
+
+
+def _mean_ratio(ratios: Sequence[Ratio]) -> str:
+    if not ratios:
+        return MISSING
+    spread = spread_of([ratio.value for ratio in ratios])
+    if not all(ratio.reached for ratio in ratios):
+        return f"> {spread.mean:.3f}"
+    return f"{spread.mean:.3f}" + ("" if not spread.half_width else f" ± {spread.half_width:.3f}")
+
+
+def _measured(what: str, title: str) -> Column:
+    def value(run: RunHistory) -> float | None:
+        return number((run.measured(what) or {}).get("value"))
+
+    def cell(run: RunHistory) -> str:
+        return with_error(value(run), number((run.measured(what) or {}).get("standard_error")))
+
+    return Column(title, cell, lambda runs: _mean([value(run) for run in runs]))
+
+
+def _notes(arms: Sequence[Arm], baseline: Arm) -> list[str]:
+    notes = [
+        f"Target: the last held-out loss of {baseline.name}, paired by seed; the loss is interpolated in its logarithm "
+        "between measurements, probes count as evaluations, and “>” means that the run ended before it got there. "
+        "Mean ratios have the 95 % interval of Student's t."
+    ]
+    others = [arm.name for arm in arms if not same_task(arm.first, baseline.first)]
+    if others:
+        notes.append(
+            f"Not compared, because data, process or prediction differ from the baseline's: {', '.join(others)}."
+        )
+    unpaired = [arm.name for arm in arms if arm.name not in others and not is_paired(arm, baseline)]
+    if unpaired:
+        notes.append(f"Measured by the mean of the baseline's seeds where it lacks theirs: {', '.join(unpaired)}.")
+    return notes

@@ -1,0 +1,33 @@
+"""Numbers for people."""
+
+import math
+
+MAX_DIGITS = 7  # after the point
+MISSING = "\u2013"
+
+
+def with_error(value: float | None, error: float | None) -> str:
+    """Return a value and its error with two digits of the error, `0.1234 ± 0.0056`; five digits if there is none."""
+    if value is None:
+        return MISSING
+    if error is None or not error > 0:
+        return f"{value:.5g}"
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    if digits > MAX_DIGITS:
+        return f"{value:.{MAX_DIGITS}g} ± {error:.1e}"
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
+
+
+def counted(value: float | None) -> str:
+    """Return a count with its thousands apart."""
+    return MISSING if value is None else f"{value:,.0f}"
+
+
+def seconds(value: float | None) -> str:
+    """Return a duration in seconds."""
+    return MISSING if value is None else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def significant(value: float, digits: int = 6) -> float:
+    """Return a number with so many digits, which a page holds in fewer letters."""
+    return float(f"{value:.{digits}g}")

@@ -1,0 +1,100 @@
+"""Sample grids as they stand in a page: small enough, and never one that cannot be shown."""
+
+import base64
+import importlib
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kairostep.reports.arms import ShownRun
+
+MAX_GRIDS = 4  # of one run
+PAGE_BYTES = 4_500_000  # all grids together, before base64
+SMALLEST_SIDE = 256
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A picture of samples, or why there is none."""
+
+    step: int
+    source: str  # a data URI
+    ending: str
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class GridsOfRun:
+    """The grids of one run over training."""
+
+    key: str
+    name: str
+    arm: str
+    file_name: str
+    grids: list[Grid]
+
+
+def sample_grids(runs: Sequence[ShownRun]) -> list[GridsOfRun]:
+    """Return grids of every run that has any: the last and up to three before it, evenly over training."""
+    chosen = [(run, _spread(run.history.grids)) for run in runs]
+    num = sum(len(paths) for _, paths in chosen)
+    limit = PAGE_BYTES // max(1, num)
+    return [
+        GridsOfRun(run.key, run.name, run.arm, _file_name(run.name), [_grid(path, limit) for path in paths])
+        for run, paths in chosen
+        if paths
+    ]
+
+
+def _spread(paths: Sequence[Path]) -> list[Path]:
+    last = len(paths) - 1
+    if last < MAX_GRIDS:
+        return list(paths)
+    return [paths[round(i * last / (MAX_GRIDS - 1))] for i in range(MAX_GRIDS)]
+
+
+def _grid(path: Path, limit: int) -> Grid:
+    step = int(re.sub(r"\D", "", path.stem) or 0)
+    try:
+        content = path.read_bytes()
+        image = _opened(content)
+        kind = "png"
+        if len(content) > limit and image is not None:
+            content, kind = _smaller(image, limit), "jpeg"
+    except Exception:  # Pillow has many kinds for damaged files
+        return Grid(step, "", "", f"{path.name} cannot be read: it is damaged, or still being written")
+    if len(content) > limit:
+        return Grid(step, "", "", f"{path.name} is too large for this page: pip install 'kairostep[report]' shrinks it")
+    source = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    return Grid(step, source, ".jpg" if kind == "jpeg" else ".png")
+
+
+def _opened(content: bytes) -> Any:
+    """Return a whole picture, None without Pillow."""
+    try:
+        pillow = importlib.import_module("PIL.Image")
+    except ModuleNotFoundError:
+        return None
+    image = pillow.open(io.BytesIO(content))
+    image.load()
+    return image
+
+
+def _smaller(image: Any, limit: int) -> bytes:
+    """Return a JPEG of at most so many bytes, or of the smallest size that still shows something."""
+    side = max(image.size)
+    while True:
+        small = image.convert("RGB")
+        small.thumbnail((side, side))
+        file = io.BytesIO()
+        small.save(file, "JPEG", quality=85)
+        if file.tell() <= limit or side <= SMALLEST_SIDE:
+            return file.getvalue()
+        side = max(SMALLEST_SIDE, side * 3 // 4)
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "samples"

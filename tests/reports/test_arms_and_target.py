@@ -1,0 +1,156 @@
+"""Which runs belong together, what they are called, and how soon they get where the baseline ends."""
+
+import math
+import random
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import make_run
+from scipy.stats import t as student
+
+from kairostep.reports.arms import Arm, arms_of
+from kairostep.reports.configurations import differences, warnings
+from kairostep.reports.results_table import results_table
+from kairostep.reports.run_history import HeldOut, RunHistory
+from kairostep.reports.target import first_reaching, ratio_to, spread_of
+from kairostep.reports.thinning import kept_points, kept_rows
+
+
+def read(*directories: Path) -> list[Arm]:
+    return arms_of([RunHistory.read(directory) for directory in directories])
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_arm(tmp_path: Path) -> None:
+    made = [make_run(tmp_path / f"r{i}", "root_loss", i, evaluate_every=100 + 100 * i) for i in range(3)]
+    (arm,) = read(*made)
+    assert arm.name == "root_loss"
+    assert [run.name for run in arm.runs] == [f"root_loss · seed {i}" for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ([{"sampler": "adaptive"}, {}], ["uniform", "adaptive"]),
+        ([{"weighting": "min_snr"}, {}], ["constant", "min_snr"]),
+        ([{"sampler": "speed", "weighting": "p2"}, {}, {"weighting": "p2"}], ["uniform", "speed · p2", "uniform · p2"]),
+        ([{"learning_rate": 1e-3}, {"learning_rate": 2e-4}], ["learning_rate 0.001", "learning_rate 0.0002"]),
+        (
+            [{"sampler": "adaptive", "options": {"num_selected": n}} for n in (1, 3)] + [{}],
+            ["uniform", "adaptive · num_selected 1", "adaptive · num_selected 3"],
+        ),
+        ([{"network": {"name": "unet", "channels": n}} for n in (8, 16)], ["channels 8", "channels 16"]),
+    ],
+)
+def test_arms_are_named_by_what_differs_and_the_baseline_comes_first(
+    settings: list[dict[str, Any]], names: list[str], tmp_path: Path
+) -> None:
+    arms = read(*(make_run(tmp_path / f"r{i}", **chosen) for i, chosen in enumerate(settings)))
+    assert [arm.name for arm in arms] == names
+    assert [arm.baseline for arm in arms] == [True] + [False] * (len(arms) - 1)
+
+
+def test_the_same_run_twice_is_told_apart(tmp_path: Path) -> None:
+    (arm,) = read(make_run(tmp_path / "one"), make_run(tmp_path / "two"))
+    assert [run.name for run in arm.runs] == ["uniform · one", "uniform · two"]
+
+
+def test_differences_and_devices_are_told(tmp_path: Path) -> None:
+    arms = read(make_run(tmp_path / "a"), make_run(tmp_path / "b", "adaptive", 1, learning_rate=1e-3))
+    found = differences(arms)
+    assert found is not None
+    assert found.columns == [arm.name for arm in arms]
+    told = {row.key: row.cells for row in found.rows}
+    assert told == {
+        "sampler": ["uniform", "adaptive: num_selected 3, every 40"],
+        "learning_rate": ["0.0002", "0.001"],
+    }
+    assert differences(arms[:1]) is None
+    config = tmp_path / "b" / "config.yaml"
+    config.write_text(config.read_text().replace("cpu: x86_64", "cuda: H200"))
+    runs = [run for arm in read(tmp_path / "a", tmp_path / "b") for run in arm.runs]
+    assert warnings(runs) == [
+        "Seconds do not compare, the runs were made on different devices: cpu: x86_64, cuda: H200."
+    ]
+
+
+def points(*pairs: tuple[float, float | None]) -> list[HeldOut]:
+    return [HeldOut(step, step * 2.0, step * 3.0, loss, None, None, None) for step, loss in pairs]
+
+
+def test_the_target_is_met_where_the_logarithm_of_the_loss_crosses_it() -> None:
+    found = points((1, 4.0), (2, None), (3, 1.0), (4, 2.0), (5, 0.5))
+    assert first_reaching(found, 2.0, "seconds") == pytest.approx(4.0)  # half way from 4 to 1 in logarithms
+    assert first_reaching(found, 2.0, "evaluations") == pytest.approx(6.0)
+    assert first_reaching(found, 4.0, "seconds") == 2.0
+    assert first_reaching(found, 1.0, "seconds") == pytest.approx(6.0)
+    assert first_reaching(found, 0.1, "seconds") is None
+    assert first_reaching(points((1, 1.0), (2, -1.0)), 0.0, "seconds") == 4.0
+
+
+def test_ratios_pair_by_seed_and_count_probes(tmp_path: Path) -> None:
+    made = [make_run(tmp_path / f"{name}{seed}", name, seed) for name in ("uniform", "adaptive") for seed in (0, 1)]
+    baseline, arm = read(*made)
+    for run, other in zip(arm.runs, baseline.runs, strict=True):
+        end = other.history.held_out[-1]
+        assert end.loss is not None
+        for cost in ("seconds", "evaluations"):
+            ratio = ratio_to(run.history, baseline, cost)
+            reached = first_reaching(run.history.held_out, end.loss, cost)
+            spent = first_reaching(other.history.held_out, end.loss, cost)
+            assert ratio is not None
+            assert ratio.reached == (reached is not None)
+            assert ratio.value == pytest.approx((reached or getattr(run.history.held_out[-1], cost)) / spent)
+    same = ratio_to(baseline.runs[0].history, baseline, "seconds")
+    assert same is not None
+    assert str(same) == "1.000"
+
+
+def test_a_run_that_never_gets_there_has_a_bound(tmp_path: Path) -> None:
+    baseline, arm = read(make_run(tmp_path / "a"), make_run(tmp_path / "b", "speed", reach=500))
+    ratio = ratio_to(arm.runs[0].history, baseline, "seconds")
+    assert ratio is not None
+    assert str(ratio) == f"> {ratio.value:.3f}"
+    assert ratio.value == pytest.approx(0.5, abs=0.05)
+
+
+def test_runs_on_another_task_are_not_compared(tmp_path: Path) -> None:
+    arms = read(
+        make_run(tmp_path / "a"),
+        make_run(tmp_path / "b", process={"name": "cosine"}),
+        make_run(tmp_path / "c", "speed", 7),
+    )
+    table = results_table(arms)
+    cells = {block.arm: block.rows[0].cells[2] for block in table.blocks}
+    assert cells["uniform · cosine"] == "\u2013"
+    assert "differ from the baseline's: uniform · cosine." in table.notes[1]
+    assert "Measured by the mean of the baseline's seeds where it lacks theirs: speed" in table.notes[2]
+
+
+def test_intervals_are_those_of_student() -> None:
+    for n in (2, 5, 31, 40):
+        values = [random.Random(i).random() for i in range(n)]
+        spread = spread_of(values)
+        error = math.sqrt(sum((value - spread.mean) ** 2 for value in values) / (n - 1) / n)
+        assert spread.half_width == pytest.approx(student.ppf(0.975, n - 1) * error, rel=0.035 if n > 31 else 2e-4)
+    assert spread_of([3.0]).half_width is None
+
+
+def test_thinning_keeps_spikes_and_ends() -> None:
+    values = array("d", (math.sin(i / 5000) for i in range(100_000)))
+    values[54_321], values[777] = 99.0, -99.0
+    kept = kept_points(values)
+    assert len(kept) <= 402
+    assert {0, 777, 54_321, 99_999} <= set(kept)
+    assert kept == sorted(kept)
+    assert kept_points(values[:400]) == list(range(400))
+
+
+def test_thinning_keeps_the_histogram_that_stands_out() -> None:
+    rows = [[0.5, 0.5] for _ in range(1000)]
+    rows[613] = [1.0, 0.0]
+    kept = kept_rows(rows, 50)
+    assert len(kept) == 50
+    assert {0, 613, 999} <= set(kept)
+    assert kept == sorted(set(kept))
