@@ -51,7 +51,8 @@ def main() -> None:
     arguments = parser.parse_args()
     directories = [arguments.output / name for name in ARMS]
     for directory, parts in zip(directories, ARMS.values(), strict=True):
-        train(replace(preset("digits"), steps=arguments.steps, output=str(directory), **parts))
+        config = replace(preset("digits"), steps=arguments.steps, evaluate_every=50, output=str(directory))
+        train(replace(config, **parts))
     picture = arguments.output / "samples.png"
     draw_samples(directories, picture)
     print(f"\n{comparison_table(directories)}\n")
