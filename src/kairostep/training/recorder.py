@@ -41,7 +41,7 @@ class Recorder:
         """
         t, losses, weight = torch.cat(list(self._gather().cpu().double()), dim=1)  # (3, N)
         self.pending = []
-        self.weights = mean_by_bin(t, weight)
+        self.weights = mean_by_bin(t, weight, self.weights)
         quartile = (t * NUM_QUARTILES).long().clamp(max=NUM_QUARTILES - 1)
         means = [losses[quartile == q].mean() for q in range(NUM_QUARTILES)]  # the mean of nothing is NaN
         return {"loss": float((losses * weight).mean()), "loss_quartiles": [float(mean) for mean in means]}
@@ -84,11 +84,11 @@ class Recorder:
         return gather_over_ranks(torch.cat(self.pending, dim=1))
 
 
-def mean_by_bin(t: Tensor, weight: Tensor) -> Tensor:
-    """Return the mean weight of the draws (N,) in each equal bin of t, 1 where nothing was drawn: (NUM_BINS,)."""
+def mean_by_bin(t: Tensor, weight: Tensor, before: Tensor) -> Tensor:
+    """Return the mean weight of the draws (N,) in each equal bin of t, what it was before where nothing was drawn."""
     index = (t * NUM_BINS).long().clamp(max=NUM_BINS - 1)
     total, num = torch.zeros(2, NUM_BINS, dtype=weight.dtype).index_add(1, index, torch.stack([weight, weight**0]))
-    return torch.where(num > 0, total / num.clamp(min=1), 1.0)
+    return torch.where(num > 0, total / num.clamp(min=1), before)  # (NUM_BINS,)
 
 
 def _finite(value: Any) -> Any:
