@@ -139,3 +139,9 @@ def test_float64_batch_gets_float64_times_and_weights():
 def test_unknown_version_raises_and_lists_the_valid_ones():
     with pytest.raises(ValueError, match=r"(?s)(?=.*paper)(?=.*v1)(?=.*v3)"):
         ks.Speed(PROCESSES["linear"], version="v3")
+
+
+def test_a_slow_start_is_no_convergence() -> None:
+    """EDM's sigma rises from 0.002: its first steps change x_t as little as its last."""
+    speed = ks.Speed(ks.EDMProcess())
+    assert 700 < speed.num_meaningful_steps < 900

@@ -22,8 +22,13 @@ def slope(values: Tensor) -> Tensor:
 
 
 def num_meaningful_steps(sigma: Tensor) -> int:
-    """Return M, one more than the first step at which sigma (T,) has almost stopped rising, or T if it never does."""
-    converged = (slope(sigma) < SLOPE_THRESHOLD).nonzero()
+    """Return M, one more than the first step at which sigma (T,) has almost stopped rising, or T if it never does.
+
+    Only steps after the fastest rise count: EDM's sigma has hardly begun to rise at first.
+    """
+    rise = slope(sigma)
+    after_fastest = torch.arange(len(sigma)) > rise.argmax()
+    converged = (after_fastest & (rise < SLOPE_THRESHOLD)).nonzero()
     return min(int(converged[0]) + 1, sigma.shape[0]) if converged.numel() else sigma.shape[0]
 
 
