@@ -9,7 +9,7 @@ Further --key=value are settings of the run, as in `kairostep train`. Arms of a 
 and number of steps; all are measured on their averaged weights, with the same held-out images, times and noise, and
 generate from the same noise. What is kept is OUTPUT/PRESET-PROCESS/ARM/config.yaml and one seed-N.jsonl per run: a line
 on where it ran, one per checkpoint, one on the end. A run whose log is there is not repeated, other settings are
-refused, and seeds are worked off one after the other, so that sittings add up. `table` puts all that is there into
+refused, and seeds are worked off one after the other, so that several calls add up. `table` puts all that is there into
 OUTPUT/README.md and prints a short form.
 """
 
@@ -54,7 +54,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "logit_normal": ("--sampler=logit_normal",),
     "speed": ("--sampler=speed",),
 }
-VARIED = {"sampler", "weighting", "pairs", "stable_target", "speed"}  # settings in which arms may differ
+VARIED = {"sampler", "weighting", "pairs", "stable_target"}  # settings in which arms may differ
 NOT_KEPT = ("output", "cache", "resume", "seed")  # of a config: places, and what the log's name says
 PLACES = ("path", "folder")  # options of data of which only the name is kept
 HELD_OUT_IMAGES = 2048
@@ -202,7 +202,7 @@ def run_all(arguments: argparse.Namespace, settings: Sequence[str]) -> None:
             begun = time.monotonic()
             if begun - started + slowest > arguments.time_budget:
                 left = ", ".join(f"{task.arm} {task.config.seed}" for task in waiting[number:])
-                print(f"left for another sitting: {left}")
+                print(f"left for another call: {left}")
                 return
             try:
                 perform(task, judge, arguments.scratch or Path(temporary), facts)

@@ -104,12 +104,11 @@ def summary(ratios: Sequence[Ratio], *, seeds: bool = True) -> str:
     if len(ratios) == 1:
         return f"{ratios[0]} (one seed)"
     listed = f" [{', '.join(map(str, ratios))}]" if seeds else ""
-    reached = [ratio for ratio in ratios if ratio.reached]
-    if len(reached) < len(ratios):
-        least = min(ratio.value for ratio in ratios if not ratio.reached)
-        return f">{least:.3f} ({len(reached)} of {len(ratios)} reached it){listed}"
     logs = [math.log(ratio.value) for ratio in ratios]
     mean, quantile = statistics.fmean(logs), T_QUANTILES[min(len(logs) - 1, len(T_QUANTILES)) - 1]
+    num_reached = sum(ratio.reached for ratio in ratios)
+    if num_reached < len(ratios):  # what the others spent is less than what they would have needed
+        return f">{math.exp(mean):.3f} ({num_reached} of {len(ratios)} reached it){listed}"
     half = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
     return f"{math.exp(mean):.3f} ({math.exp(mean - half):.3f}, {math.exp(mean + half):.3f}){listed}"
 

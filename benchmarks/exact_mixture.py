@@ -94,7 +94,7 @@ def parse() -> argparse.Namespace:
     """Return the arguments, checked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", nargs="+", default=list(DEFAULT), choices=list(ARMS), metavar="ARM")
-    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), metavar="SETTING")
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS, metavar="SETTING")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--processes", type=int, default=2)
@@ -103,6 +103,8 @@ def parse() -> argparse.Namespace:
     arguments = parser.parse_args()
     if BASELINE not in arguments.arms:
         arguments.arms = [BASELINE, *arguments.arms]
+    if (arguments.output / "table.md").exists() and not arguments.list:
+        parser.error(f"results are never written over, and {arguments.output} has some: pass another --output")
     if arguments.seeds < 2 or arguments.steps < 10:
         parser.error(f"at least 2 seeds and 10 steps are needed, got {arguments.seeds} and {arguments.steps}")
     return arguments

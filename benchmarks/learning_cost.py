@@ -4,8 +4,8 @@
     python benchmarks/learning_cost.py --preset cifar10-ddpm --speed=graph --data.path=cifar10.npz   # the paper's U-Net
 
 Each sampler trains a network of its own. They take turns of 40 steps, which hold one probe of those that probe, in
-another order in every round; ratios are of a turn to uniform's turn in the same round, geometric means with their 95 %
-intervals. A second uniform says how much of it is noise.
+another order in every round; ratios are of a turn to uniform's turn in the same round, geometric means ± 1.96
+standard errors. A second uniform says how much of it is noise.
 """
 
 import argparse
@@ -60,8 +60,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="digits")
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--arms", default=";".join(ARMS), help="separated by ;")
     arguments, settings = parser.parse_known_args()
-    trained = {name: prepare(arguments.preset, [*settings, *arm]) for name, arm in ARMS.items()}
+    chosen = {name: ARMS[name] for name in arguments.arms.split(";")}
+    trained = {name: prepare(arguments.preset, [*settings, *arm]) for name, arm in chosen.items()}
     trainers = {name: trainer for name, (trainer, _) in trained.items()}
     device = trainers["uniform"].accelerator.device
     seconds = take_turns({name: turn for name, (_, turn) in trained.items()}, arguments.rounds, device)

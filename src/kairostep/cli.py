@@ -248,7 +248,7 @@ def run_evaluate(known: argparse.Namespace, settings: Sequence[str]) -> None:
 def add_report(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `report`."""
     parser.add_argument("directories", type=Path, nargs="+", metavar="RUN", help="run directories, or folders of them")
-    parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="the page (report.html)")
+    parser.add_argument("-o", "--output", type=Path, help="the page (report.html)")
     parser.add_argument("--watch", action="store_true", help="serve the page on localhost and follow the runs")
     parser.add_argument("--port", type=int, help="of --watch (8765, or a free one)")
     parser.set_defaults(run=run_report)
@@ -259,10 +259,14 @@ def run_report(known: argparse.Namespace, settings: Sequence[str]) -> None:
     from kairostep.reports import write_report
     from kairostep.reports.watch import serve
 
+    if known.watch and known.output:
+        raise ValueError(f"--watch serves the page and writes none, got --output {known.output}: leave one of them out")
+    if known.port is not None and not known.watch:
+        raise ValueError(f"--port is that of --watch, got {known.port} without it: pass --watch too")
     if known.watch:
         serve(known.directories, known.port)
     else:
-        print(f"open {write_report(known.directories, known.output)}")
+        print(f"open {write_report(known.directories, known.output or Path('report.html'))}")
 
 
 def run_presets(known: argparse.Namespace, settings: Sequence[str]) -> None:

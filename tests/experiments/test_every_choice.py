@@ -255,6 +255,8 @@ def test_the_reward_is_the_bound_or_the_loss() -> None:
             "sampler.first must be one of 'uniform', .*, got 'adaptive'",
         ),
         (["--sampler=progress", "--sampler.prior=root_loss"], "sampler.prior must be one of 'uniform', "),
+        (["--sampler=adaptive", "--pairs=true"], "pairs trade images between neighbours in t, so that a sampler must "),
+        (["--stable_target=2000"], "stable_target draws from 1500 images that are kept on the device, got 2000: pass"),
         (["--stable_target=9", "--label_dropout=0.1"], "stable_target averages over images of all classes, so that"),
         (["--precision=fp16"], "precision fp16 needs a GPU, got a CPU: pass --precision=fp32, or bf16"),
     ],

@@ -34,7 +34,7 @@ class Panel:
     x_label: str
     curves: Sequence[Curve]
     y_label: str = ""
-    log: bool = False  # of y; values must then be above 0
+    log: bool = False  # of y; values of 0 and below are then left out
     marks: Sequence[tuple[float, str]] = field(default_factory=tuple)  # vertical lines with a word each
 
 
@@ -115,8 +115,8 @@ def draw_panel(canvas: Canvas, left: float, top: float, panel: Panel) -> None:
         canvas.text((x, top - 9), word, 12, SOFT)
     canvas.text((left + WIDTH, top + HEIGHT + 30), panel.x_label, 12, SOFT, "rm")
     for number, curve in reversed(list(enumerate(panel.curves))):
-        heights = [math.log10(y) for y in curve.y] if panel.log else curve.y
-        points = [axes.place(x, y) for x, y in zip(curve.x, heights, strict=True)]
+        drawn = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if y > 0 or not panel.log]
+        points = [axes.place(x, math.log10(y) if panel.log else y) for x, y in drawn]
         canvas.line(points, COLOURS[number % len(COLOURS)], 2)
     for number, curve in enumerate(panel.curves):
         x, y = left + (number % 2) * WIDTH / 2, top + HEIGHT + BOTTOM + LEGEND_LINE * (number // 2)
@@ -127,7 +127,7 @@ def draw_panel(canvas: Canvas, left: float, top: float, panel: Panel) -> None:
 def axes_of(panel: Panel, left: float, top: float) -> Axes:
     """Return axes that hold all curves and, unless they are logarithmic, 0."""
     xs, ys = ([v for curve in panel.curves for v in getattr(curve, key)] for key in ("x", "y"))
-    heights = [math.log10(y) for y in ys] if panel.log else [0.0, *ys]
+    heights = [math.log10(y) for y in ys if y > 0] or [0.0] if panel.log else [0.0, *ys]
     return Axes(left, top, span(xs), span(heights))
 
 

@@ -26,8 +26,8 @@ Measures what the papers' figures show, as in
   kairostep analyse interdependence runs/digits --ranges 5
   kairostep analyse increments --process=cosine
 
-Of a run: its checkpoints (gradient-variance: all that were kept). Of a preset: the settings of `kairostep train` may
-follow, and it is trained in ./analysis-NAME first. Results are in RUN/analysis as JSON.
+Of a run: its checkpoints (gradient-variance: all that were kept), with results in RUN/analysis as JSON. Of a preset:
+the settings of `kairostep train` may follow, and it is trained in ./analysis-NAME first; increments need no training.
 """
 
 

@@ -140,8 +140,6 @@ def analyse_interdependence(known: argparse.Namespace, settings: Sequence[str], 
     for name in ("ranges", "parts", "range_steps"):
         count(name, getattr(known, name))
     count("measure_seed", known.measure_seed, at_least=0)
-    if known.ranges < 2 or known.parts % known.ranges:
-        raise ValueError(f"parts must be a multiple of at least 2 ranges, got {known.parts} and {known.ranges}")
     study = Study.of(known, settings, train)
     (step,) = study.steps()
     trained, config = study.load(step), study.config

@@ -72,7 +72,7 @@ def build(config: Config, device: torch.device) -> Experiment:
     check(config, process, device)
     dataset, held_out = load_data(config, device)
     if config.stable_target:
-        objective.target = StableTarget(read_reference(dataset).to(device), config.stable_target)
+        objective.target = StableTarget(read_reference(config, dataset).to(device), config.stable_target)
     model = make_network(config, dataset.shape, dataset.num_classes)
     sampler = make(
         "sampler",
@@ -107,6 +107,11 @@ def check(config: Config, process: Process, device: torch.device) -> None:
             "stable_target averages over images of all classes, so that the model must have none, "
             f"got label_dropout {config.label_dropout}: pass --stable_target=0, or --label_dropout=null"
         )
+    if config.pairs and config.sampler.name == "adaptive" and config.sampler.options.get("policy") != "pair":
+        raise ValueError(
+            "pairs trade images between neighbours in t, so that a sampler must not draw t by the image, got adaptive "
+            "with a network: pass --pairs=false, or --sampler.policy=pair"
+        )
     num_steps = getattr(process, "num_steps", config.sample_steps)
     if config.sample_steps > num_steps:
         raise ValueError(
@@ -115,9 +120,14 @@ def check(config: Config, process: Process, device: torch.device) -> None:
         )
 
 
-def read_reference(dataset: Dataset) -> Tensor:
+def read_reference(config: Config, dataset: Dataset) -> Tensor:
     """Return clean samples (M, ...) to average targets over, mirrored at random where training does so."""
     samples, _ = dataset.read_some(NUM_REFERENCE)
+    if config.stable_target > len(samples):
+        raise ValueError(
+            f"stable_target draws from {len(samples)} images that are kept on the device, got {config.stable_target}: "
+            f"pass --stable_target={min(256, len(samples))}"
+        )
     return dataset.to_x0(samples, torch.Generator().manual_seed(0))
 
 

@@ -56,7 +56,7 @@ def arms_of(histories: Sequence[RunHistory]) -> list[Arm]:
     for history in histories:
         grouped.setdefault(_identity(history), []).append(history)
     members = list(grouped.values())
-    names = _distinct(_names([_parting(group[0]) for group in members]), members)
+    names = _distinct(_names([parting(group[0]) for group in members]), members)
     baseline = _baseline([group[0] for group in members])
     keys = {id(history): f"r{i}" for i, history in enumerate(histories)}
     arms = [
@@ -85,13 +85,14 @@ def _task(history: RunHistory, key: str) -> Any:
     return {k: v for k, v in value.items() if k != "path"} if isinstance(value, Mapping) else value
 
 
-def _parting(history: RunHistory) -> dict[str, Any]:
+def parting(history: RunHistory) -> dict[str, Any]:
+    """Return the settings that part one arm from another."""
     settings = {key: value for key, value in history.config.items() if key not in IGNORED}
     return {key: value for key, value in flat(settings).items() if key not in IGNORED}
 
 
 def _identity(history: RunHistory) -> str:
-    settings = _parting(history)
+    settings = parting(history)
     return repr(sorted(settings.items(), key=lambda item: item[0])) if settings else str(history.directory)
 
 
@@ -145,5 +146,8 @@ def _shown(name: str, group: Sequence[RunHistory], keys: Mapping[int, str]) -> l
 
 def _baseline(firsts: Sequence[RunHistory]) -> int:
     """Return which arm the others are measured by: uniform draws without a weighting, else the first."""
-    parts = [(run.part("sampler"), run.part("weighting")) for run in firsts]
-    return parts.index(("uniform", "constant")) if ("uniform", "constant") in parts else 0
+    plain = [
+        i for i, run in enumerate(firsts) if (run.part("sampler"), run.part("weighting")) == ("uniform", "constant")
+    ]
+    plainest = [i for i in plain if not (firsts[i].config.get("pairs") or firsts[i].config.get("stable_target"))]
+    return [*plainest, *plain, 0][0]

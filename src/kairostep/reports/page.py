@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -43,7 +44,8 @@ def write_page(output: Path, text: str) -> Path:
         temporary.write_text(text, encoding="utf-8", errors="replace")  # names of files may be no text
         temporary.replace(output)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         reason = error.strerror or error
         raise ValueError(f"the page must go to a file that can be written, got {output}: {reason}") from error
     return output

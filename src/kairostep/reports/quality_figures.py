@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kairostep.reports.arms import Arm, ShownRun, flat
+from kairostep.reports.arms import Arm, ShownRun, parting
 from kairostep.reports.figure import Axis, Curve, Figure, Panel
 from kairostep.reports.metrics_file import number
 from kairostep.reports.run_history import RunHistory, evaluations_at
@@ -120,10 +120,9 @@ def _families(arms: Sequence[Arm]) -> list[list[Arm]]:
     """Return arms that differ in |S| at most, together."""
     grouped: dict[str, list[Arm]] = {}
     for arm in arms:
-        settings = flat(arm.first.config)
+        settings = parting(arm.first)
         if number(settings.get(NUM_SELECTED)) is not None:
-            free = ("provenance.", "data.path", NUM_SELECTED, "seed", "output")
-            rest = [(key, repr(value)) for key, value in sorted(settings.items()) if not key.startswith(free)]
+            rest = [(key, repr(value)) for key, value in sorted(settings.items()) if key != NUM_SELECTED]
             grouped.setdefault(repr(rest), []).append(arm)
     return list(grouped.values())
 

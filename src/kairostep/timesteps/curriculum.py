@@ -65,7 +65,8 @@ class Curriculum(TimestepSampler):
         return torch.lerp(self.first.density(num_bins), self.then.density(num_bins), self.share())
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return what both have to say; evaluations spent on probes are added up."""
+        """Return what both have to say; evaluations spent on probes are added up, losses skipped are the same ones."""
         first, then = self.first.diagnostics(), self.then.diagnostics()
-        common = {name: first[name] + then[name] for name in first.keys() & then.keys()}
-        return {**first, **then, **common, "share_of_then": self.share()}
+        probes = [own["probe_evaluations"] for own in (first, then) if "probe_evaluations" in own]
+        spent = {"probe_evaluations": torch.stack(probes).sum()} if probes else {}
+        return {**first, **then, **spent, "share_of_then": self.share()}

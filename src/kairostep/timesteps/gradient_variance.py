@@ -29,7 +29,8 @@ class GradientVariance(TimestepSampler):
     covariance of a single row's gradient, E|g|^2 - |E g|^2, at the centre of each of `num_bins` bins, from gradients of
     `rows_per_gradient` rows of the current batch; one bin every `every` steps in turn, averaged over time by `decay`;
     the loss as it is trained (no extra c_t), not divided by the density unless `unbiased`. Uniform until each bin has
-    been measured once. Costs one forward and backward of the batch every `every` steps.
+    been measured once; from then on the density stays within `floor` and (1 - floor) num_bins + floor times uniform.
+    Costs one forward and backward of the batch every `every` steps.
 
     `loss_at` has to be differentiable; under DDP let it call the wrapped `model.module`.
     """

@@ -81,7 +81,8 @@ class RootLoss(TableSampler):
 class LossSecondMoment(TimestepSampler):
     """Draws in proportion to the root mean square of each bin's last losses, weighted by 1/density.
 
-    Nichol & Dhariwal 2021, meant for the variational bound. Uniform until every bin has seen `history` losses.
+    Nichol & Dhariwal 2021, meant for the variational bound. Uniform until every bin has seen `history` losses. The
+    density stays within `uniform_prob` and (1 - uniform_prob) num_bins + uniform_prob times uniform.
     """
 
     losses: Tensor  # (K, history), a ring per bin

@@ -33,7 +33,7 @@ class Progress(TableSampler):
     measure: "relative" to the bin's loss, "absolute", or "per_draw": absolute for as many draws as the bin gets.
     smoothing: share of the progress known so far that survives a window.
     floor, cap: bounds of density / prior.
-    max_move: how far the logarithm of a bin's density moves in one window, at most.
+    max_move: how far the logarithm of a bin's density moves in one window, at most, before all are scaled to sum to 1.
     beta: weights are 1/density to this power: 1 keeps the objective, 0 moves it to where the draws go.
     relax_steps: back to the prior between half of these steps and all of them, and no more probes then.
     model: put into eval mode while probing.

@@ -77,7 +77,7 @@ class Recorder:
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """Take up this rank's losses of a state that `state_dict` returned."""
         self.pending = [] if state["pending"] is None else [state["pending"][rank()].to(device)]
-        self.weights = state["weights"].cpu()
+        self.weights = state.get("weights", self.weights).cpu()  # older checkpoints have none
 
     def _gather(self) -> Tensor:
         """Return the pending losses of all ranks, (W, 3, N)."""
