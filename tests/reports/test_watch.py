@@ -108,20 +108,25 @@ def test_an_open_page_follows_and_keeps_its_place(browser: Any, tmp_path: Path) 
         page.close()
 
 
+def hear_ctrl_c() -> None:
+    """Undo what a shell does to jobs in the background, whose children would not hear it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_leaves_quietly(tmp_path: Path) -> None:
     make_run(tmp_path / "run", reach=500)
     command = [sys.executable, "-u", "-m", "kairostep", "report", "--watch", str(tmp_path)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
-    try:
-        assert child.stdout is not None
-        line = child.stdout.readline()
-        assert line.startswith("http://127.0.0.1:")
-        assert "run" in get(line.split()[0])
-        child.send_signal(signal.SIGINT)
-        _, errors = child.communicate(timeout=30)
-    finally:
-        child.kill()
-        child.wait()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": dict(os.environ)}
+    with subprocess.Popen(command, preexec_fn=hear_ctrl_c, **pipes) as child:
+        try:
+            assert child.stdout is not None
+            line = child.stdout.readline()
+            assert line.startswith("http://127.0.0.1:")
+            assert "run" in get(line.split()[0])
+            child.send_signal(signal.SIGINT)
+            _, errors = child.communicate(timeout=30)
+        finally:
+            child.kill()
     assert child.returncode == 0
     assert errors == ""
 

@@ -56,9 +56,9 @@ class Watched(Objective):
         super().__init__(plain.process, plain.prediction, plain.weighting)
         self.noise: list[Tensor] = []
 
-    def __call__(self, model: Any, x0: Tensor, t: Tensor, **cond: Any) -> Tensor:
+    def __call__(self, model: Any, x0: Tensor, t: Tensor, *, noise: Tensor | None = None, **cond: Any) -> Tensor:
         """Return the losses."""
-        noise = torch.randn_like(x0)
+        noise = torch.randn_like(x0) if noise is None else noise
         if torch.is_grad_enabled():
             self.noise.append(noise)
         return super().__call__(model, x0, t, noise=noise, **cond)
@@ -169,7 +169,7 @@ def test_summary_is_over_both_ranks_and_survives_a_restart(ranks: list[dict[str,
         assert_close(rank["resumed"]["loss"], rank["summary"]["loss"], rtol=0, atol=0)
         assert rank["resumed"]["loss_quartiles"][:3] == rank["summary"]["loss_quartiles"][:3]
         assert rank["pending"].shape == (2, 3, 8)  # ranks, (t, loss, weight), samples
-        assert rank["left"] == {"pending": None}
+        assert rank["left"]["pending"] is None
 
 
 def train_own_model(folder: str, environment: dict[str, str]) -> None:
