@@ -9,12 +9,11 @@ standard errors. A second uniform says how much of it is noise.
 """
 
 import argparse
-import math
 import platform
 import statistics
 
 import torch
-from side_by_side import Turn, take_turns
+from side_by_side import Turn, ratio_of_speeds, take_turns
 
 from kairostep.experiments import build, preset
 from kairostep.experiments.config import with_overrides
@@ -48,13 +47,6 @@ def prepare(name: str, settings: list[str]) -> tuple[Trainer, Turn]:
     return trainer, turn
 
 
-def shown_ratio(base: list[float], other: list[float]) -> str:
-    """Return how much longer the turns of one take than those of the base, with its interval."""
-    logs = [math.log(o / b) for b, o in zip(base, other, strict=True)]
-    mean, half = statistics.fmean(logs), 1.96 * statistics.stdev(logs) / math.sqrt(len(logs))
-    return f"{math.exp(mean):6.4f} ({math.exp(mean - half):.4f}, {math.exp(mean + half):.4f})"
-
-
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -78,7 +70,9 @@ def main() -> None:
         sampler, num_steps = trainers[name].sampler, trainers[name].step_number
         probes = float(sampler.diagnostics().get("probe_evaluations", 0)) / num_steps
         milliseconds = 1e3 * statistics.median(turns) / STEPS_PER_TURN
-        print(f"{name:18} {milliseconds:11.2f}   {shown_ratio(seconds['uniform'], turns):24} {probes:26.1f}")
+        print(
+            f"{name:18} {milliseconds:11.2f}   {ratio_of_speeds(turns, seconds['uniform'], digits=4):24} {probes:26.1f}"
+        )
 
 
 if __name__ == "__main__":

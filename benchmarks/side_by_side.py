@@ -35,8 +35,9 @@ def seconds_of(turn: Turn, device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def ratio_of_speeds(base: list[float], other: list[float]) -> str:
+def ratio_of_speeds(base: list[float], other: list[float], digits: int = 3) -> str:
     """Return the geometric mean of base / other over rounds and its 95 % interval."""
     logs = [math.log(b / o) for b, o in zip(base, other, strict=True)]
     mean, half = statistics.fmean(logs), 1.96 * statistics.stdev(logs) / math.sqrt(len(logs))
-    return f"{math.exp(mean):.3f} ({math.exp(mean - half):.3f}, {math.exp(mean + half):.3f})"
+    value, low, high = (f"{math.exp(log):.{digits}f}" for log in (mean, mean - half, mean + half))
+    return f"{value} ({low}, {high})"

@@ -97,5 +97,4 @@ class Objective:
         return partial(self._reweighted, weighting)
 
     def _reweighted(self, weighting: Weighting, t: Tensor) -> Tensor:
-        log_snr = self.process.log_snr(t)
-        return weighting(log_snr, self.prediction) / self.weighting(log_snr, self.prediction)
+        return weighting(self.process.log_snr(t), self.prediction) / self.weight(t)

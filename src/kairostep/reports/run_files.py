@@ -1,12 +1,13 @@
 """Reading a run directory."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from kairostep.reports.metrics_file import parsed
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class RunFiles:
         directory = directory.absolute()  # has a name, also for "."
         path = directory / "metrics.jsonl"
         lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-        return cls(directory, _config_in(directory), [line for line in map(_parsed, lines) if line])
+        return cls(directory, _config_in(directory), [line for line in map(parsed, lines) if line])
 
     def latest(self, key: str) -> Any:
         """Return the newest value of a metric, None if none was written."""
@@ -43,11 +44,3 @@ def _config_in(directory: Path) -> Mapping[str, Any]:
     if not isinstance(config, Mapping):
         raise ValueError(f"a run directory must hold config.yaml, got {directory}: name one that `train` made")
     return config
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    try:
-        parsed = json.loads(line)
-    except json.JSONDecodeError:
-        return None
-    return parsed if isinstance(parsed, dict) else None
