@@ -202,3 +202,24 @@ def test_a_cast_to_half_precision_leaves_the_sampler_exact(name: str) -> None:
 def test_a_batch_on_another_device_is_refused_with_the_fix(name: str) -> None:
     with pytest.raises(ValueError, match=r"sampler\.to\('meta'\)"):
         build(name, build_model()).sample(torch.zeros(8, 4, device="meta"))
+
+
+@every_sampler
+def test_says_whether_it_looks_at_x0_and_asks_for_losses(name: str) -> None:
+    model, sampler, asked = build_model(), build_taught(name), []
+    state = {key: value.clone() for key, value in sampler.state_dict().items()}
+    drawn = [sampler.sample(batch(7)).t]
+    sampler.load_state_dict(state)
+    drawn.append(sampler.sample(10 * batch(8)).t)
+    if not sampler.uses_x0:
+        assert torch.equal(*drawn)
+    for step in range(4):
+        x0 = batch(step)
+
+        def loss_at(rows: torch.Tensor, t: torch.Tensor, x0: torch.Tensor = x0) -> torch.Tensor:
+            asked.append(len(rows))
+            return losses_of(model, x0)(rows, t)
+
+        with sampler.observe(x0, sampler.sample(x0), torch.rand(64), loss_at):
+            pass
+    assert bool(asked) == sampler.uses_loss_at

@@ -70,6 +70,7 @@ class Adaptive(TimestepSampler):
     `time_probes = True` adds the seconds spent to the diagnostics and makes the host wait for the device.
     """
 
+    uses_x0 = uses_loss_at = True
     latest: Tensor  # (NUM_REMEMBERED, 2) a and b for rows of the latest probed batch
     reward: Tensor  # (2,) mean and spread of the latest rewards
     baseline: Tensor  # (2,) running mean and mean square of the batch's mean reward

@@ -35,6 +35,8 @@ class Curriculum(TimestepSampler):
                     "a curriculum must be of samplers that learn from any draw or none, got Adaptive, whose policy "
                     "learns from its own: pass for instance ks.RootLoss()"
                 )
+        self.uses_x0 = first.uses_x0 or then.uses_x0
+        self.uses_loss_at = first.uses_loss_at or then.uses_loss_at
         self.first, self.then, self.start, self.end = first, then, start, end
         self.draws = Draws(seed, stratified=True)
         self.draws.key.bitwise_not_()  # numbers of its own: which rows `then` draws must not depend on their times

@@ -35,6 +35,7 @@ class GradientVariance(TimestepSampler):
     `loss_at` has to be differentiable; under DDP let it call the wrapped `model.module`.
     """
 
+    uses_loss_at = True
     variance: Tensor  # (K,)
     num_measured: Tensor  # (K,)
     num_skipped: Tensor  # ()

@@ -70,6 +70,7 @@ class Progress(TableSampler):
         count("num_probes", num_probes, at_least=count("num_bins", num_bins))
         super().__init__(num_bins, beta=share("beta", beta), stratified=stratified, seed=seed)
         self.probe = None if probe is None else function("probe", probe, "lambda rows, t: losses_at(x_fixed[rows], t)")
+        self.uses_loss_at = probe is None
         self.model = (model,)  # in a tuple, or its parameters would become this module's
         self.every = count("every", every)
         self.measure = choice("measure", measure, ("relative", "absolute", "per_draw"))

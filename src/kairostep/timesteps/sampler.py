@@ -52,6 +52,8 @@ class TimestepSampler(nn.Module):
             optimizer.step()
     """
 
+    uses_x0: bool = False  # its draws depend on the content of x0, not on its size alone
+    uses_loss_at: bool = False  # it asks for losses beyond those it is shown
     _observation_waits: bool = False
 
     def sample(self, x0: Tensor) -> Timesteps:
