@@ -1,37 +1,99 @@
-"""Without a GPU a graph cannot be recorded, and is refused; what decides whether a batch fits one needs no GPU."""
+"""What decides how steps are run, and what a recording depends on: none of it needs a GPU."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from small_runs import SMALL, configure
 
-from kairostep.data import Batch
-from kairostep.timesteps import Timesteps
-from kairostep.training import Run
-from kairostep.training.graphed import Recording, Seen
+from kairostep.training import Run, speed
+from kairostep.training.graphed import cloned, described
+from kairostep.training.speed import COMPILE_FROM, choose_speed
 
-X0, LABELS = torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64)
+
+def machine(device: str, num_processes: int = 1) -> Any:
+    """Return what `choose_speed` looks at of an accelerator."""
+    return SimpleNamespace(device=torch.device(device), num_processes=num_processes)
+
+
+@pytest.mark.parametrize(
+    ("device", "num_processes", "num_steps", "triton", "mode", "replays", "why"),
+    [
+        ("cpu", 1, COMPILE_FROM, True, "plain", False, "cpu has no graphs"),
+        ("cuda", 1, COMPILE_FROM, True, "compile", True, "10000 steps make up for the minutes of compiling"),
+        ("cuda", 1, COMPILE_FROM - 1, True, "graph", True, "under 10000 steps compiling does not pay"),
+        ("cuda", 1, COMPILE_FROM, False, "graph", True, "Triton is not installed"),
+        ("cuda", 2, COMPILE_FROM, True, "compile", False, "10000 steps make up"),
+        ("cuda", 2, 100, True, "plain", False, "several processes do not replay graphs, and under 10000 steps"),
+    ],
+)
+def test_auto_takes_the_fastest_that_is_possible_and_pays(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    num_processes: int,
+    num_steps: int,
+    triton: bool,
+    mode: str,
+    replays: bool,
+    why: str,
+) -> None:
+    monkeypatch.setattr(speed, "has_triton", lambda: triton)
+    chosen = choose_speed("auto", num_steps, machine(device, num_processes))
+    assert (chosen.mode, chosen.replays) == (mode, replays)
+    assert why in chosen.why
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "num_processes", "replays"),
+    [
+        ("plain", "cuda", 1, False),
+        ("graph", "cuda", 1, True),
+        ("compile", "cuda", 1, True),
+        ("compile", "cpu", 2, False),
+    ],
+)
+def test_what_is_asked_for_is_taken(
+    monkeypatch: pytest.MonkeyPatch, asked: str, device: str, num_processes: int, replays: bool
+) -> None:
+    monkeypatch.setattr(speed, "has_triton", lambda: True)
+    chosen = choose_speed(asked, 10, machine(device, num_processes))
+    assert (chosen.mode, chosen.replays, chosen.why) == (asked, replays, "as asked")
+
+
+@pytest.mark.parametrize(("device", "num_processes"), [("cpu", 1), ("cuda", 2)])
+def test_graph_is_refused_where_it_cannot_be(device: str, num_processes: int) -> None:
+    rule = f"one process with a CUDA GPU, got {num_processes} x {device}: pass --speed=auto"
+    with pytest.raises(ValueError, match=rule):
+        choose_speed("graph", 10, machine(device, num_processes))
+
+
+def test_compile_without_triton_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "has_triton", lambda: False)
+    with pytest.raises(ValueError, match="needs Triton on a GPU, got none: pip install triton, or pass --speed=graph"):
+        choose_speed("compile", 10, machine("cuda"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can record")
-def test_graph_is_refused_without_a_gpu(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"one process with a CUDA GPU, got 1 x cpu: pass --speed=compile, or plain"):
+def test_a_refused_run_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="speed graph must have one process with a CUDA GPU"):
         Run(configure(tmp_path / "run", {**SMALL, "speed": "graph"}))
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("batch", "num_batches", "fits"),
-    [
-        (Batch(X0, LABELS), 1, True),
-        (Batch(X0 + 1, LABELS + 3), 1, True),
-        (Batch(X0, None), 1, False),
-        (Batch(X0[:3], LABELS[:3]), 1, False),
-        (Batch(X0, LABELS), 2, False),  # another share of the loss
-    ],
-)
-def test_a_recording_fits_batches_of_its_own_shape(batch: Batch, num_batches: int, fits: bool) -> None:
-    seen = Seen(X0, LABELS, Timesteps(torch.zeros(4), torch.ones(4)), torch.zeros(4))
-    recording = Recording(None, Batch(X0, LABELS), 1, seen)  # type: ignore[arg-type]
-    assert recording.fits(batch, num_batches) == fits
+def test_a_run_says_how_it_is_run_and_why(tmp_path: Path) -> None:
+    run = Run(configure(tmp_path / "run", {**SMALL, "speed": "plain", "steps": 1}))
+    assert "\nspeed plain: as asked" in run.description
+    run.train()
+
+
+def test_a_recording_depends_on_shapes_and_plain_values() -> None:
+    x, labels = torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64)
+    assert described(x) == described(x + 1) != described(x[:3])
+    assert described(labels) != described(labels.int())
+    assert (described(None), described(2)) == (None, 2)
+    copies = cloned((x, None, 2))
+    assert copies[1:] == (None, 2)
+    assert copies[0] is not x
+    assert torch.equal(copies[0], x)

@@ -59,7 +59,7 @@ class Config:
     label_dropout: float | None = setting(None, "train with classes, this share of labels hidden; null: no classes")
 
     precision: str = setting("fp32", "fp32, bf16 or fp16")
-    speed: str = setting("plain", "plain, graph (on one GPU: replay a CUDA graph) or compile (the network first)")
+    speed: str = setting("auto", "plain, graph (replay CUDA graphs), compile (the network first), auto: what pays")
     deterministic: bool = setting(False, "same bits on every GPU run, slower; a CPU always gives them")
     workers: int = setting(4, "processes that read data sets too large for memory")
 
@@ -95,7 +95,7 @@ class Config:
         below_one("ema_decay", self.ema_decay)
         if self.label_dropout is not None:
             below_one("label_dropout", self.label_dropout)
-        choice("speed", self.speed, ("plain", "compile", "graph"))
+        choice("speed", self.speed, ("auto", "plain", "graph", "compile"))
         choice("optimizer", self.optimizer, ("adam", "adamw"))
         choice("schedule", self.schedule, ("constant", "cosine"))
         choice("precision", self.precision, ("fp32", "bf16", "fp16"))

@@ -1,29 +1,22 @@
-"""A computation on the GPU recorded once and replayed: one launch where an eager step has thousands."""
+"""Computations on the GPU recorded once and replayed: one launch where an eager step has thousands."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kairostep.data import Batch
-from kairostep.timesteps import Timesteps
+from kairostep.timesteps import LossAt
 
 NUM_EAGER = 3  # calls before recording: libraries choose their kernels and gradients get their place
+MAX_RECORDINGS = 4  # shapes of which each has a recording; others are computed eagerly
 
+log = logging.getLogger("kairostep")
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A batch as it was trained on."""
-
-    x0: Tensor  # (B, ...)
-    labels: Tensor | None  # (B,)
-    drawn: Timesteps
-    losses: Tensor  # (B,) detached
-
-
-Compute = Callable[[Batch, int], Seen]
-"""`compute(batch, num_batches)`: adds the gradient of one of so many batches, and returns what was seen."""
+Values = tuple[Any, ...]
+"""Tensors, None, and plain values, which are part of the computation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,59 +24,108 @@ class Recording:
     """A graph, what it reads and what it writes."""
 
     graph: torch.cuda.CUDAGraph
-    batch: Batch
-    num_batches: int
-    seen: Seen
+    inputs: Values
+    outputs: Values
 
-    def fits(self, batch: Batch, num_batches: int) -> bool:
-        """Return whether this batch can be put in the place of the recorded one."""
-        same_labels = (self.batch.labels is None) == (batch.labels is None)
-        return same_labels and self.batch.x0.shape == batch.x0.shape and self.num_batches == num_batches
-
-    def replay(self, batch: Batch) -> Seen:
-        """Return what is seen of this batch."""
-        self.batch.x0.copy_(batch.x0)
-        if self.batch.labels is not None and batch.labels is not None:
-            self.batch.labels.copy_(batch.labels)
+    def replay(self, inputs: Values) -> Values:
+        """Return what is computed from these inputs."""
+        for own, given in zip(self.inputs, inputs, strict=True):
+            if isinstance(own, Tensor):
+                own.copy_(given)
         self.graph.replay()
-        drawn = Timesteps(self.seen.drawn.t.clone(), self.seen.drawn.weight.clone())  # the next replay writes over them
-        return Seen(self.seen.x0, self.seen.labels, drawn, self.seen.losses.clone())
+        return cloned(self.outputs)  # the next replay writes over them
 
 
-class Graphed:
-    """Calls `compute` as a CUDA graph after a few batches; those of another shape or number are computed eagerly.
+class Replayed:
+    """Calls `compute`, after a few calls by replaying a CUDA graph of it; each shape of inputs has a graph of its own.
 
-    Random numbers come from the generators as they are seeded before each call, and gradients have to stay where they
-    are: zero them, do not drop them.
+    Random numbers come from the generators as they are seeded before each call. What `compute` writes to has to stay
+    where it is: gradients are zeroed, not dropped. A computation that cannot be recorded goes on without, and says so.
     """
 
-    def __init__(self, compute: Compute) -> None:
-        self.compute, self.num_calls = compute, 0
-        self.recording: Recording | None = None
+    def __init__(self, name: str, compute: Callable[..., Values], pool: Any = None) -> None:
+        self.name, self.compute, self.pool = name, compute, pool  # a pool is memory that several graphs share
+        self.num_calls: dict[Hashable, int] = {}
+        self.recordings: dict[Hashable, Recording] = {}
+        self.can_record = True
 
-    def __call__(self, batch: Batch, num_batches: int) -> Seen:
-        """Return what `compute` returns."""
-        self.num_calls += 1
-        if self.num_calls <= NUM_EAGER:
-            return self._beside(batch, num_batches)
-        if self.recording is None:
-            self.recording = self._record(batch, num_batches)
-        if not self.recording.fits(batch, num_batches):
-            return self.compute(batch, num_batches)
-        return self.recording.replay(batch)
+    def __call__(self, *inputs: Any) -> Values:
+        """Return what `compute` returns, None or copies of its tensors."""
+        key = tuple(described(value) for value in inputs)
+        if key in self.recordings:
+            return self.recordings[key].replay(inputs)
+        self.num_calls[key] = self.num_calls.get(key, 0) + 1
+        if self.can_record and self.num_calls[key] > NUM_EAGER and len(self.recordings) < MAX_RECORDINGS:
+            self._record(key, inputs)
+            return self(*inputs)
+        return self._beside(inputs)
 
-    def _beside(self, batch: Batch, num_batches: int) -> Seen:
+    def _record(self, key: Hashable, inputs: Values) -> None:
+        own, graph = cloned(inputs), torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool):
+                outputs = self.compute(*own)
+        except RuntimeError as error:
+            self.can_record = False
+            reason = str(error).strip().splitlines()[0]
+            log.warning("%s cannot be recorded as a CUDA graph and goes on without, slower: %s", self.name, reason)
+            return
+        self.recordings[key] = Recording(graph, own, outputs)
+
+    def _beside(self, inputs: Values) -> Values:
         """Compute on a stream of its own, as recording will."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            seen = self.compute(batch, num_batches)
+            outputs = self.compute(*inputs)
         torch.cuda.current_stream().wait_stream(stream)
-        return seen
+        return outputs
 
-    def _record(self, batch: Batch, num_batches: int) -> Recording:
-        own = Batch(batch.x0.clone(), None if batch.labels is None else batch.labels.clone())
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            seen = self.compute(own, num_batches)
-        return Recording(graph, own, num_batches, seen)
+
+def described(value: Any) -> Hashable:
+    """Return what a recording depends on: of a tensor its shape and type, of anything else its value."""
+    return (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value
+
+
+def cloned(values: Values) -> Values:
+    """Return copies of the tensors among these."""
+    return tuple(value.clone() if isinstance(value, Tensor) else value for value in values)
+
+
+def replayed_losses(loss_at: LossAt) -> LossAt:
+    """Return the same losses, replayed, for rows and times without a gradient."""
+    replayed = Replayed("the probe set", lambda rows, t: (loss_at(rows, t),))
+
+    def losses(rows: Tensor, t: Tensor) -> Tensor:
+        result: Tensor = replayed(rows, t)[0]
+        return result
+
+    return losses
+
+
+class ReplayedUpdate:
+    """Calls `update`, which steps a fused optimizer, as `Replayed` does; learning rates may change between calls."""
+
+    def __init__(self, update: Callable[[], Values], optimizer: torch.optim.Optimizer, pool: Any = None) -> None:
+        self.update, self.optimizer = update, optimizer
+        device = optimizer.param_groups[0]["params"][0].device
+        self.rates = [torch.zeros((), device=device) for _ in optimizer.param_groups]
+        self.replayed = Replayed("the optimizer's step", self._compute, pool)
+
+    def __call__(self) -> Values:
+        """Take a step at the learning rates that the optimizer has now."""
+        for rate, group in zip(self.rates, self.optimizer.param_groups, strict=True):
+            rate.fill_(group["lr"])
+        return self.replayed()
+
+    def _compute(self) -> Values:
+        """Step with the rates on the device, as they are when a graph is replayed, then put back the host's."""
+        groups, capturing = self.optimizer.param_groups, torch.cuda.is_current_stream_capturing()
+        settings = [{"lr": group["lr"], "capturable": group["capturable"]} for group in groups]
+        for rate, group in zip(self.rates, groups, strict=True):
+            group.update(lr=rate, capturable=capturing or group["capturable"])
+        try:
+            return self.update()
+        finally:
+            for group, before in zip(groups, settings, strict=True):
+                group.update(before)

@@ -22,6 +22,7 @@ from kairostep.training.export import export
 from kairostep.training.interruption import Interruption
 from kairostep.training.recorder import Recorder
 from kairostep.training.setup import make_accelerator, make_batches, make_trainer
+from kairostep.training.speed import choose_speed
 from kairostep.training.stopwatch import Stopwatch
 
 log = logging.getLogger("kairostep")
@@ -67,8 +68,9 @@ class Run:
 
     @property
     def description(self) -> str:
-        """What this run does, in two lines."""
+        """What this run does, in three lines."""
         config, step = self.config, self.trainer.step_number
+        speed = choose_speed(config.speed, config.steps, self.accelerator)
         num_parameters = sum(p.numel() for p in self.trainer.network.parameters()) / 1e6
         parts = (config.process.name, config.prediction, config.weighting.name, config.sampler.name)
         start = f"going on from step {step} to {config.steps}" if step else f"{config.steps} steps"
@@ -78,7 +80,8 @@ class Run:
             f"{config.data.name}: {len(self.experiment.dataset)} x {self.experiment.dataset.shape}{classes}{held_out}; "
             f"{config.network.name} of {num_parameters:.2f}M parameters; {', '.join(map(str, parts))}\n"
             f"{start}, {config.batch_size} images each, on {self.accelerator.num_processes} x "
-            f"{self.accelerator.device.type}, {config.precision}; run directory {self.directory}"
+            f"{self.accelerator.device.type}, {config.precision}; run directory {self.directory}\n"
+            f"speed {speed.mode}: {speed.why}"
         )
 
     def train(self) -> None:

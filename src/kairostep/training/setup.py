@@ -11,6 +11,9 @@ from accelerate.utils import InitProcessGroupKwargs, LoggerType
 
 from kairostep.data import Batches
 from kairostep.experiments import Config, Experiment
+from kairostep.timesteps import Progress
+from kairostep.training.graphed import replayed_losses
+from kairostep.training.speed import choose_speed
 from kairostep.training.trainer import Trainer, warmed_up
 
 WAIT_FOR_LATENTS = timedelta(hours=24)  # while the first process encodes, the others wait
@@ -54,18 +57,16 @@ def make_trainer(experiment: Experiment, accelerator: Accelerator) -> Trainer:
         weight_decay=config.weight_decay,
         fused=accelerator.device.type == "cuda",
     )
-    if config.speed == "compile":
+    speed = choose_speed(config.speed, config.steps, accelerator)
+    if speed.mode == "compile":
         experiment.model.compile()
-    can_record = accelerator.device.type == "cuda" and accelerator.num_processes == 1
-    if config.speed == "graph" and not can_record:
-        raise ValueError(
-            "speed graph must have one process with a CUDA GPU, got "
-            f"{accelerator.num_processes} x {accelerator.device.type}: pass --speed=compile, or plain"
-        )
+    sampler = experiment.sampler
+    if speed.replays and isinstance(sampler, Progress) and sampler.probe is not None:
+        sampler.probe = replayed_losses(sampler.probe)
     return Trainer(
         experiment.model,
         experiment.objective,
-        experiment.sampler,
+        sampler,
         optimizer,
         accelerator=accelerator,
         learning_rate=warmed_up(
@@ -74,7 +75,7 @@ def make_trainer(experiment: Experiment, accelerator: Accelerator) -> Trainer:
         max_grad_norm=config.max_grad_norm,
         ema_decay=config.ema_decay,
         pairs=config.pairs,
-        graph=config.speed != "plain" and can_record,
+        graph=speed.replays,
         seed=config.seed,
     )
 

@@ -1,10 +1,11 @@
 """One optimizer step, on one process or many."""
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -15,7 +16,19 @@ from kairostep.diffusion import Objective, antithetic_pairs
 from kairostep.timesteps import Timesteps, TimestepSampler
 from kairostep.timesteps.probes import global_generators
 from kairostep.training.ema import EMA
-from kairostep.training.graphed import Compute, Graphed, Seen
+from kairostep.training.graphed import Replayed, ReplayedUpdate
+
+log = logging.getLogger("kairostep")
+
+
+class Seen(NamedTuple):
+    """A batch as it was trained on."""
+
+    x0: Tensor  # (B, ...)
+    labels: Tensor | None  # (B,)
+    t: Tensor  # (B,)
+    weight: Tensor  # (B,)
+    losses: Tensor  # (B,) detached
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +62,7 @@ class Trainer:
         max_grad_norm: float | None = None,
         ema_decay: float = 0.9999,
         pairs: bool = False,  # antithetic pairs of rows at low noise
-        graph: bool = False,  # replay forward and backward pass as a CUDA graph: one process with a GPU
+        graph: bool = False,  # replay all of it as CUDA graphs: one process with a GPU
         seed: int = 0,
     ) -> None:
         self.accelerator = accelerator or Accelerator(cpu=not torch.accelerator.is_available())  # see `setup`
@@ -64,7 +77,11 @@ class Trainer:
         self.objective, self.learning_rate, self.max_grad_norm = objective, learning_rate, max_grad_norm
         self.parameters = list(model.parameters())
         self.pairs, self.graph, self.seed, self.step_number = pairs, graph, seed, 0
-        self.gradient: Compute = Graphed(self._gradient) if graph else self._gradient
+        self.gradient: Callable[..., tuple[Any, ...]] = self._gradient
+        self.update: Callable[..., tuple[Any, ...]] = self._update
+        self.losses_at: Callable[..., tuple[Any, ...]] = self._losses_at
+        if graph:
+            self._replay()
 
     def step(self, batches: Sequence[Batch]) -> Step:
         """Take one optimizer step on the mean loss of these batches; the sampler observes the last of them."""
@@ -72,31 +89,26 @@ class Trainer:
         all_seen = []
         for number, batch in enumerate(batches, start=1):
             with nullcontext() if number == len(batches) else self.accelerator.no_sync(self.model):
-                all_seen.append(self.gradient(batch, len(batches)))
+                all_seen.append(Seen(*self.gradient(batch.x0, batch.labels, len(batches))))
         seen = all_seen[-1]
 
         def loss_at(rows: Tensor, t: Tensor) -> Tensor:
-            cond = {} if seen.labels is None else {"class_labels": seen.labels[rows]}
-            return self.objective(self.network.forward, seen.x0[rows], t, **cond)  # not compiled: shapes of its own
+            losses_at = self._losses_at if torch.is_grad_enabled() else self.losses_at
+            losses: Tensor = losses_at(seen.x0, seen.labels, rows, t, self.network.training)[0]
+            return losses
 
-        if self.max_grad_norm is not None:
-            self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
         if self.learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.learning_rate(self.step_number)
-        with self.sampler.observe(seen.x0, seen.drawn, seen.losses, loss_at):
-            self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=not self.graph)
+        with self.sampler.observe(seen.x0, Timesteps(seen.t, seen.weight), seen.losses, loss_at):
+            self.update()
         self.ema.update()
         self.step_number += 1
         return together(all_seen)
 
-    def _gradient(self, batch: Batch, num_batches: int) -> Seen:
+    def _gradient(self, x0: Tensor, labels: Tensor | None, num_batches: int) -> Seen:
         """Add the gradient of one of so many batches."""
-        x0, labels, noise = batch.x0, batch.labels, None
-        drawn = self.sampler.sample(x0)
+        drawn, noise = self.sampler.sample(x0), None
         if self.pairs:
             pairs = antithetic_pairs(self.objective.process, x0, drawn)
             x0, labels, noise = x0[pairs.rows], None if labels is None else labels[pairs.rows], pairs.noise
@@ -105,7 +117,32 @@ class Trainer:
         losses = self.objective(self.model, x0, drawn.t, noise=noise, **cond)
         loss = (losses * drawn.weight).mean()
         self.scaler.scale(loss if num_batches == 1 else loss / num_batches).backward()
-        return Seen(x0, labels, drawn, losses.detach())
+        return Seen(x0, labels, drawn.t, drawn.weight, losses.detach())
+
+    def _update(self) -> tuple[()]:
+        """Take the step along the gradient, and leave none behind."""
+        if self.max_grad_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=not self.graph)  # a recording has them in place
+        return ()
+
+    def _losses_at(self, x0: Tensor, labels: Tensor | None, rows: Tensor, t: Tensor, training: bool) -> tuple[Tensor]:
+        """Return the losses of these rows at these times; `training` is the network's mode, which it has already."""
+        cond = {} if labels is None else {"class_labels": labels[rows]}
+        return (self.objective(self.network.forward, x0[rows], t, **cond),)  # not compiled: shapes of its own
+
+    def _replay(self) -> None:
+        """From now on replay what can be: the gradient, the update, and the losses that samplers ask for."""
+        pool = torch.cuda.graph_pool_handle()
+        self.gradient = Replayed("the gradient", self._gradient, pool)
+        self.losses_at = Replayed("a probe", self._losses_at, pool)
+        if self.scaler.is_enabled() or not all(group.get("fused") for group in self.optimizer.param_groups):
+            log.warning("the optimizer's step is not replayed: only a fused one can be, and not in fp16")
+        else:
+            self.update = ReplayedUpdate(self._update, self.optimizer, pool)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that decides the steps to come; random numbers are a function of seed and step number."""
@@ -127,6 +164,8 @@ class Trainer:
         self.sampler.load_state_dict(state["sampler"])
         self.scaler.load_state_dict(state["scaler"])
         self._restore_layout()
+        if self.graph:
+            self._replay()  # the optimizer has its moments in another place
 
     def _restore_layout(self) -> None:
         """Lay out the optimizer's moments as its parameters are: a resumed run shall run the same kernels."""
@@ -139,10 +178,8 @@ class Trainer:
 def together(all_seen: Sequence[Seen]) -> Step:
     """Return what a step saw in one or several batches."""
     if len(all_seen) == 1:
-        return Step(all_seen[0].drawn, all_seen[0].losses)
-    t, weight, losses = (
-        torch.cat(parts) for parts in zip(*((s.drawn.t, s.drawn.weight, s.losses) for s in all_seen), strict=True)
-    )
+        return Step(Timesteps(all_seen[0].t, all_seen[0].weight), all_seen[0].losses)
+    t, weight, losses = (torch.cat(parts) for parts in zip(*((s.t, s.weight, s.losses) for s in all_seen), strict=True))
     return Step(Timesteps(t, weight), losses)
 
 

@@ -1,0 +1,40 @@
+"""How steps are run: one by one (plain), replayed as CUDA graphs (graph), of a compiled network (compile)."""
+
+from dataclasses import dataclass
+
+from accelerate import Accelerator
+from torch.utils._triton import has_triton
+
+COMPILE_FROM = 10_000  # steps: about where a compiled network has made up for the minutes of compiling
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """A way of running steps, and why it was taken."""
+
+    mode: str  # plain, graph or compile
+    why: str
+    replays: bool  # CUDA graphs
+
+
+def choose_speed(asked: str, num_steps: int, accelerator: Accelerator) -> Speed:
+    """Return how to run, as asked or, for "auto", the fastest that is possible and pays."""
+    num_processes, device = accelerator.num_processes, accelerator.device.type
+    can_replay, can_compile = device == "cuda" and num_processes == 1, device == "cuda" and has_triton()
+    if asked == "graph" and not can_replay:
+        raise ValueError(
+            f"speed graph must have one process with a CUDA GPU, got {num_processes} x {device}: "
+            "pass --speed=auto, which takes what is possible"
+        )
+    if asked == "compile" and device == "cuda" and not can_compile:
+        raise ValueError("speed compile needs Triton on a GPU, got none: pip install triton, or pass --speed=graph")
+    if asked != "auto":
+        return Speed(asked, "as asked", can_replay and asked != "plain")
+    if device != "cuda":
+        return Speed("plain", f"{device} has no graphs to replay and gains little from compiling", replays=False)
+    if can_compile and num_steps >= COMPILE_FROM:
+        return Speed("compile", f"{num_steps} steps make up for the minutes of compiling", replays=can_replay)
+    short = "Triton is not installed" if not can_compile else f"under {COMPILE_FROM} steps compiling does not pay"
+    if not can_replay:
+        return Speed("plain", f"several processes do not replay graphs, and {short}", replays=False)
+    return Speed("graph", short, replays=True)
