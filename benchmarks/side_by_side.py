@@ -11,11 +11,13 @@ import torch
 Turn = Callable[[], None]
 
 
-def take_turns(turns: Mapping[str, Turn], rounds: int, device: torch.device) -> dict[str, list[float]]:
+def take_turns(
+    turns: Mapping[str, Turn], rounds: int, device: torch.device, *, warm_up: bool = True
+) -> dict[str, list[float]]:
     """Return the seconds of each one's turns, in another order in every round; a first round warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     order = list(turns)
-    for round_ in range(rounds + 1):
+    for round_ in range(0 if warm_up else 1, rounds + 1):
         random.Random(round_).shuffle(order)
         for name in order:
             taken = seconds_of(turns[name], device)

@@ -1,14 +1,16 @@
 """Images per second of training loops, side by side in one run: ours in each mode, and what people use today.
 
     python benchmarks/train_speed.py                                                  # digits, on a CPU
-    python benchmarks/train_speed.py --device cuda --preset cifar10-small --batch 128 [--loops ...]
+    python benchmarks/train_speed.py --device cuda --preset cifar10-small --batch 128 [--loops ...] [--profile FILE]
 
 Loops: `diffusers` is written as the library's example of unconditional training is, with its own components
 (accelerate, data loader, AdamW, learning-rate schedule, EMAModel); `bare` is plain PyTorch with everything resident,
 `bare, compiled` the same with torch.compile; ours are `plain`, `graph` and `compile`, with the sampler beside the mode
-where it is not uniform. They take turns in random order; speeds are medians, ratios are to uniform in `plain`, paired
-within rounds. `first turn` has the seconds until ten steps are done, compilation included; `busy` is the share of it
-in which the GPU runs kernels, later on; `ceiling` the share of the speed at which it multiplies matrices in bf16.
+where it is not uniform. They take turns in random order, of 10 steps, or 40 of samplers that learn, so that each turn
+has its share of probes; speeds are medians, ratios are of turns in the same round. `first step` has the seconds until
+the first step is done, loading and compiling included; `busy` is the share of time in which the GPU runs kernels;
+`ceiling` the share of the speed at which it multiplies large matrices in bf16, measured in the same run. `--profile`
+writes the milliseconds of a step by kind of kernel, which step_profile.py draws.
 """
 
 import argparse
@@ -18,26 +20,31 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from diffusers import DDPMScheduler
 from diffusers.optimization import get_scheduler
 from diffusers.training_utils import EMAModel
-from side_by_side import Turn, ratio_of_speeds, seconds_of, take_turns
+from side_by_side import ratio_of_speeds, seconds_of, take_turns
+from step_profile import kernel_seconds, write_profile
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
-from trainer_overhead import STEPS_PER_TURN, BareLoop, load_noise
+from trainer_overhead import BareLoop, load_noise
 
 from kairostep.data import InMemory
 from kairostep.experiments import Component, Config, Experiment, build, experiment, preset
 from kairostep.training.setup import make_batches, make_trainer
+from kairostep.training.trainer import Trainer
 
 MODES = ("plain", "graph", "compile")
 SAMPLERS = ("uniform", "root_loss", "progress", "adaptive")
-BASE = "plain"
+Steps = Callable[[int], None]
+"""`steps(n)` trains n steps."""
 
 
 class Images(Dataset[dict[str, Tensor]]):
@@ -54,20 +61,29 @@ class Images(Dataset[dict[str, Tensor]]):
         return {"input": image.flip(-1) if self.stored.flip and torch.rand(()) < 0.5 else image}
 
 
-def diffusers_turn(parts: Experiment, accelerator: Accelerator) -> Turn:
-    """Return a turn of a loop made of diffusers' and accelerate's components."""
+def diffusers_steps(parts: Experiment, accelerator: Accelerator) -> Steps:
+    """Return the steps of a loop made of diffusers' and accelerate's components."""
+    return diffusers_loop(parts, accelerator)[0]
+
+
+def diffusers_loop(parts: Experiment, accelerator: Accelerator, *, as_preset: bool = False) -> tuple[Steps, EMAModel]:
+    """Return the steps and the averaged weights, with the example's own hyper-parameters or those of the preset."""
     config = parts.config
     model, scheduler = parts.model, DDPMScheduler(num_train_timesteps=1000)
-    average = EMAModel(model.parameters(), decay=0.9999, use_ema_warmup=True, inv_gamma=1.0, power=0.75)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.95, 0.999), weight_decay=1e-6)
+    average = EMAModel(model.parameters(), decay=config.ema_decay, use_ema_warmup=not as_preset, power=0.75)
+    rates = {"lr": config.learning_rate, "betas": config.betas, "weight_decay": config.weight_decay}
+    own = {"lr": 1e-4, "betas": (0.95, 0.999), "weight_decay": 1e-6}
+    optimizer = torch.optim.AdamW(model.parameters(), **(rates if as_preset else own))
     loader = DataLoader(Images(parts.dataset), batch_size=config.batch_size, shuffle=True, drop_last=True)
-    rate = get_scheduler("cosine", optimizer=optimizer, num_warmup_steps=500, num_training_steps=100_000)
+    warmup = config.warmup_steps if as_preset else 500
+    schedule = "constant_with_warmup" if as_preset else "cosine"
+    rate = get_scheduler(schedule, optimizer=optimizer, num_warmup_steps=warmup, num_training_steps=100_000)
     model, optimizer, loader, rate = accelerator.prepare(model, optimizer, loader, rate)
     average.to(accelerator.device)
     batches = endless(loader)
 
-    def turn() -> None:
-        for _ in range(STEPS_PER_TURN):
+    def steps(num: int) -> None:
+        for _ in range(num):
             clean = next(batches)["input"]
             noise = torch.randn(clean.shape, device=clean.device)
             t = torch.randint(0, 1000, (len(clean),), device=clean.device).long()
@@ -83,7 +99,7 @@ def diffusers_turn(parts: Experiment, accelerator: Accelerator) -> Turn:
                 average.step(model.parameters())
             loss.detach().item()  # shown by its progress bar in every step
 
-    return turn
+    return steps, average
 
 
 def endless(loader: DataLoader[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
@@ -92,53 +108,54 @@ def endless(loader: DataLoader[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]
         yield from loader
 
 
-def bare_turn(parts: Experiment, accelerator: Accelerator, *, compiled: bool) -> Turn:
-    """Return a turn of the plain PyTorch loop."""
-    loop = BareLoop(parts, accelerator.device)
+def bare_steps(parts: Experiment, accelerator: Accelerator, *, compiled: bool) -> Steps:
+    """Return the steps of the plain PyTorch loop, in the layout that is faster for it."""
+    loop = BareLoop(parts, accelerator.device, channels_last=compiled)
     if compiled:
         loop.model.compile()
     return loop.turn
 
 
-def our_turn(parts: Experiment, accelerator: Accelerator) -> Turn:
-    """Return a turn of the trainer."""
-    trainer = make_trainer(parts, accelerator)
+def our_steps(parts: Experiment, accelerator: Accelerator) -> Steps:
+    """Return the steps of the trainer."""
+    return our_steps_of(make_trainer(parts, accelerator), parts, accelerator)
+
+
+def our_steps_of(trainer: Trainer, parts: Experiment, accelerator: Accelerator) -> Steps:
+    """Return the steps of this trainer, batches included."""
     batches = make_batches(parts, accelerator).from_step(0)
 
-    def turn() -> None:
-        for _ in range(STEPS_PER_TURN):
+    def steps(num: int) -> None:
+        for _ in range(num):
             trainer.step([next(batches)])
 
-    return turn
+    return steps
 
 
 @dataclass(frozen=True)
 class Loop:
-    """How to make a loop's turn, and the settings it is made with."""
+    """How to make a loop's steps, and the settings it is made with."""
 
-    make: Callable[[Experiment, Accelerator], Turn]
+    make: Callable[[Experiment, Accelerator], Steps]
     sampler: str = "uniform"
     speed: str = "plain"
+
+    @property
+    def num_steps(self) -> int:
+        """Of a turn."""
+        return 10 if self.sampler == "uniform" else 40  # one probe of those that probe
 
 
 def loops_for(device: torch.device) -> dict[str, Loop]:
     """Return all loops that this device can run; a CPU has no graphs, and nothing is gained there by compiling."""
-    found = {"diffusers": Loop(diffusers_turn), "bare": Loop(lambda *parts: bare_turn(*parts, compiled=False))}
+    found = {"diffusers": Loop(diffusers_steps), "bare": Loop(lambda *parts: bare_steps(*parts, compiled=False))}
     modes = MODES if device.type == "cuda" else MODES[:1]
     if device.type == "cuda":
-        found["bare, compiled"] = Loop(lambda *parts: bare_turn(*parts, compiled=True))
+        found["bare, compiled"] = Loop(lambda *parts: bare_steps(*parts, compiled=True))
     for speed in modes:
         for sampler in SAMPLERS:
-            found[speed if sampler == "uniform" else f"{speed}, {sampler}"] = Loop(our_turn, sampler, speed)
+            found[speed if sampler == "uniform" else f"{speed}, {sampler}"] = Loop(our_steps, sampler, speed)
     return found
-
-
-def busy_share(turn: Turn, seconds: float) -> float:
-    """Return the share of the turn's usual time in which the GPU ran kernels."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        turn()
-        torch.cuda.synchronize()
-    return sum(event.self_device_time_total for event in profile.key_averages()) / 1e6 / seconds
 
 
 def ceiling(device: torch.device, size: int = 8192) -> float:
@@ -162,32 +179,47 @@ def build_parts(config: Config, loop: Loop, device: torch.device) -> Experiment:
     return build(replace(config, sampler=Component(loop.sampler), speed=loop.speed), device)
 
 
-def measure(config: Config, chosen: dict[str, Loop], rounds: int, accelerator: Accelerator) -> None:
-    """Measure the loops of one preset and print their table."""
-    device, turns, first, memory = accelerator.device, {}, {}, {}
+def measure(
+    config: Config, chosen: dict[str, Loop], rounds: int, accelerator: Accelerator
+) -> dict[str, dict[str, float]]:
+    """Measure the loops of one preset, print their table, and return the milliseconds of a step by kind of kernel."""
+    device, on_gpu = accelerator.device, accelerator.device.type == "cuda"
+    steps, first, memory = {}, {}, {}
     for name, loop in chosen.items():
         gc.collect()
-        if device.type == "cuda":
+        if on_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated() if device.type == "cuda" else 0
-        start = time.perf_counter()
-        turns[name] = loop.make(build_parts(config, loop, device), accelerator)
-        seconds_of(turns[name], device)
+        held, start = torch.cuda.memory_allocated() if on_gpu else 0, time.perf_counter()
+        steps[name] = loop.make(build_parts(config, loop, device), accelerator)
+        seconds_of(partial(steps[name], 1), device)
         first[name] = time.perf_counter() - start
-        memory[name] = (torch.cuda.max_memory_allocated() - held) / 2**30 if device.type == "cuda" else 0.0
-    seconds = take_turns(turns, rounds, device)
-    flops = flops_of_step(build_parts(config, Loop(our_turn), device), device) if device.type == "cuda" else 0
-    top = ceiling(device) if device.type == "cuda" else 1.0
-    base = BASE if BASE in seconds else next(iter(seconds))
-    print(f"{'loop':20} {'images/s':>9} {'first turn, s':>13} {'GiB':>6} {'busy':>6} {'ceiling':>8}   speed x {base}")
-    for name, taken in seconds.items():
-        usual = statistics.median(taken)
-        rate = STEPS_PER_TURN * config.batch_size / usual
-        busy = f"{busy_share(turns[name], usual):6.0%}" if device.type == "cuda" else "     -"
-        share = f"{STEPS_PER_TURN * flops / usual / top:8.1%}" if device.type == "cuda" else "       -"
-        speed = ratio_of_speeds(seconds[base], taken)
-        print(f"{name:20} {rate:9.0f} {first[name]:13.1f} {memory[name]:6.2f} {busy} {share}   {speed}", flush=True)
+        steps[name](loop.num_steps)
+        memory[name] = (torch.cuda.max_memory_allocated() - held) / 2**30 if on_gpu else 0.0
+    turns = {name: partial(steps[name], loop.num_steps) for name, loop in chosen.items()}
+    taken = take_turns(turns, rounds, device, warm_up=False)
+    seconds = {name: [turn / chosen[name].num_steps for turn in turns] for name, turns in taken.items()}
+    flops = flops_of_step(build_parts(config, Loop(our_steps), device), device) if on_gpu else 0
+    top = ceiling(device) if on_gpu else 1.0
+    bases = [name for name in ("diffusers", "bare", "plain", "graph", "compile") if name in seconds]
+    print(f"{'loop':20} {'images/s':>9} {'first step, s':>13} {'GiB':>6} {'busy':>6} {'ceiling':>8}", *headings(bases))
+    profiles = {}
+    for name, own in seconds.items():
+        usual = statistics.median(own)
+        if on_gpu:
+            profiles[name] = kernel_seconds(turns[name], chosen[name].num_steps)
+        busy = f"{sum(profiles[name].values()) / usual:6.0%}" if on_gpu else "     -"
+        share = f"{flops / usual / top:8.1%}" if on_gpu else "       -"
+        ratios = [f"{ratio_of_speeds(seconds[base], own):>22}" for base in bases]
+        facts = f"{name:20} {config.batch_size / usual:9.0f} {first[name]:13.1f} {memory[name]:6.2f} {busy} {share}"
+        print(facts, *ratios, flush=True)
+        profiles.setdefault(name, {})["whole step"] = usual
+    return profiles
+
+
+def headings(bases: list[str]) -> list[str]:
+    """Return the titles of the columns of ratios."""
+    return [f"{f'x {base}':>22}" for base in bases]
 
 
 def main() -> None:
@@ -197,6 +229,7 @@ def main() -> None:
     parser.add_argument("--preset", action="append")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--profile", type=Path, help="JSON file for the milliseconds of a step by kind of kernel")
     parser.add_argument("--loops", help="names of some, separated by ;")
     arguments = parser.parse_args()
     experiment.load_data = load_noise
@@ -213,7 +246,9 @@ def main() -> None:
             config = replace(config, data=Component(config.data.name, {"path": "not read"}))
         config = replace(config, batch_size=arguments.batch or config.batch_size)
         print(f"\n{name}, batch {config.batch_size}, torch {torch.__version__}, {where}, {arguments.rounds} rounds")
-        measure(config, chosen, arguments.rounds, accelerator)
+        profiles = measure(config, chosen, arguments.rounds, accelerator)
+        if arguments.profile:
+            write_profile(arguments.profile, f"{name}, batch {config.batch_size}", where, profiles)
 
 
 if __name__ == "__main__":

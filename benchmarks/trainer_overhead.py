@@ -55,9 +55,9 @@ def trainer_turn(parts: Experiment, accelerator: Accelerator, directory: Path) -
 class BareLoop:
     """The same training in plain torch."""
 
-    def __init__(self, parts: Experiment, device: torch.device) -> None:
+    def __init__(self, parts: Experiment, device: torch.device, *, channels_last: bool = False) -> None:
         config = parts.config
-        layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+        layout = torch.channels_last if channels_last else torch.contiguous_format
         self.model: nn.Module = copy.deepcopy(parts.model).to(device, memory_format=layout)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=2e-4, fused=device.type == "cuda")
         self.average = [p.detach().clone() for p in self.model.parameters()]
@@ -74,10 +74,10 @@ class BareLoop:
             x0 = torch.where(mirrored, x0.flip(-1), x0)
         return x0.contiguous(memory_format=self.layout)
 
-    def turn(self) -> None:
+    def turn(self, num_steps: int = STEPS_PER_TURN) -> None:
         """Train for a turn."""
         total = torch.zeros((), device=self.data.device)
-        for _ in range(STEPS_PER_TURN):
+        for _ in range(num_steps):
             x0 = self.batch()
             t = torch.randint(len(self.alphas_cumprod), (len(x0),), device=x0.device)
             alpha_bar = self.alphas_cumprod[t].view(-1, 1, 1, 1)

@@ -36,6 +36,28 @@ class Recording:
         return cloned(self.outputs)  # the next replay writes over them
 
 
+class Graphs:
+    """What the graphs of one training share: memory, and the fate of a failed recording."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.pool = device, torch.cuda.graph_pool_handle()
+        self.all: list[Replayed] = []
+
+    def replayed(self, name: str, compute: Callable[..., Values]) -> "Replayed":
+        """Return the computation, to be called and replayed."""
+        self.all.append(Replayed(name, compute, self))
+        return self.all[-1]
+
+    def recover(self) -> None:
+        """Make the device fit for computing after a recording failed; what was recorded before has to be once more."""
+        for replayed in self.all:
+            replayed.recordings.clear()
+        self.pool = torch.cuda.graph_pool_handle()
+        generator = torch.cuda.default_generators[self.device.index or 0]
+        # The generator's old state takes itself to be recorded for ever
+        generator.graphsafe_set_state(torch.Generator(self.device).graphsafe_get_state())
+
+
 class Replayed:
     """Calls `compute`, after a few calls by replaying a CUDA graph of it; each shape of inputs has a graph of its own.
 
@@ -43,34 +65,39 @@ class Replayed:
     where it is: gradients are zeroed, not dropped. A computation that cannot be recorded goes on without, and says so.
     """
 
-    def __init__(self, name: str, compute: Callable[..., Values], pool: Any = None) -> None:
-        self.name, self.compute, self.pool = name, compute, pool  # a pool is memory that several graphs share
+    def __init__(self, name: str, compute: Callable[..., Values], graphs: Graphs) -> None:
+        self.name, self.compute, self.graphs = name, compute, graphs
         self.num_calls: dict[Hashable, int] = {}
         self.recordings: dict[Hashable, Recording] = {}
         self.can_record = True
 
     def __call__(self, *inputs: Any) -> Values:
-        """Return what `compute` returns, None or copies of its tensors."""
+        """Return what `compute` returns, its tensors copied."""
         key = tuple(described(value) for value in inputs)
+        if key not in self.recordings and self._worth_recording(key):
+            self._record(key, inputs)
         if key in self.recordings:
             return self.recordings[key].replay(inputs)
-        self.num_calls[key] = self.num_calls.get(key, 0) + 1
-        if self.can_record and self.num_calls[key] > NUM_EAGER and len(self.recordings) < MAX_RECORDINGS:
-            self._record(key, inputs)
-            return self(*inputs)
         return self._beside(inputs)
+
+    def _worth_recording(self, key: Hashable) -> bool:
+        self.num_calls[key] = self.num_calls.get(key, 0) + 1
+        return self.can_record and self.num_calls[key] > NUM_EAGER and len(self.recordings) < MAX_RECORDINGS
 
     def _record(self, key: Hashable, inputs: Values) -> None:
         own, graph = cloned(inputs), torch.cuda.CUDAGraph()
+        random = torch.cuda.get_rng_state(self.graphs.device)
         try:
-            with torch.cuda.graph(graph, pool=self.pool):
+            with torch.cuda.graph(graph, pool=self.graphs.pool):
                 outputs = self.compute(*own)
         except RuntimeError as error:
             self.can_record = False
-            reason = str(error).strip().splitlines()[0]
+            self.graphs.recover()
+            torch.cuda.set_rng_state(random, self.graphs.device)
+            reason = str(error.__context__ or error).strip().splitlines()[0]
             log.warning("%s cannot be recorded as a CUDA graph and goes on without, slower: %s", self.name, reason)
-            return
-        self.recordings[key] = Recording(graph, own, outputs)
+        else:
+            self.recordings[key] = Recording(graph, own, outputs)
 
     def _beside(self, inputs: Values) -> Values:
         """Compute on a stream of its own, as recording will."""
@@ -92,25 +119,27 @@ def cloned(values: Values) -> Values:
     return tuple(value.clone() if isinstance(value, Tensor) else value for value in values)
 
 
-def replayed_losses(loss_at: LossAt) -> LossAt:
-    """Return the same losses, replayed, for rows and times without a gradient."""
-    replayed = Replayed("the probe set", lambda rows, t: (loss_at(rows, t),))
+class ReplayedLosses:
+    """A `loss_at` of rows that never change, replayed; it is asked without a gradient."""
 
-    def losses(rows: Tensor, t: Tensor) -> Tensor:
-        result: Tensor = replayed(rows, t)[0]
-        return result
+    def __init__(self, loss_at: "LossAt | ReplayedLosses", graphs: Graphs) -> None:
+        self.loss_at: LossAt = loss_at.loss_at if isinstance(loss_at, ReplayedLosses) else loss_at
+        self.replayed = graphs.replayed("the probe set", lambda rows, t: (self.loss_at(rows, t),))
 
-    return losses
+    def __call__(self, rows: Tensor, t: Tensor) -> Tensor:
+        """Return the losses (N,) of rows (N,) at t (N,)."""
+        losses: Tensor = self.replayed(rows, t)[0]
+        return losses
 
 
 class ReplayedUpdate:
     """Calls `update`, which steps a fused optimizer, as `Replayed` does; learning rates may change between calls."""
 
-    def __init__(self, update: Callable[[], Values], optimizer: torch.optim.Optimizer, pool: Any = None) -> None:
+    def __init__(self, update: Callable[[], Values], optimizer: torch.optim.Optimizer, graphs: Graphs) -> None:
         self.update, self.optimizer = update, optimizer
         device = optimizer.param_groups[0]["params"][0].device
         self.rates = [torch.zeros((), device=device) for _ in optimizer.param_groups]
-        self.replayed = Replayed("the optimizer's step", self._compute, pool)
+        self.replayed = graphs.replayed("the optimizer's step", self._compute)
 
     def __call__(self) -> Values:
         """Take a step at the learning rates that the optimizer has now."""

@@ -11,8 +11,6 @@ from accelerate.utils import InitProcessGroupKwargs, LoggerType
 
 from kairostep.data import Batches
 from kairostep.experiments import Config, Experiment
-from kairostep.timesteps import Progress
-from kairostep.training.graphed import replayed_losses
 from kairostep.training.speed import choose_speed
 from kairostep.training.trainer import Trainer, warmed_up
 
@@ -60,13 +58,10 @@ def make_trainer(experiment: Experiment, accelerator: Accelerator) -> Trainer:
     speed = choose_speed(config.speed, config.steps, accelerator)
     if speed.mode == "compile":
         experiment.model.compile()
-    sampler = experiment.sampler
-    if speed.replays and isinstance(sampler, Progress) and sampler.probe is not None:
-        sampler.probe = replayed_losses(sampler.probe)
     return Trainer(
         experiment.model,
         experiment.objective,
-        sampler,
+        experiment.sampler,
         optimizer,
         accelerator=accelerator,
         learning_rate=warmed_up(
@@ -76,6 +71,7 @@ def make_trainer(experiment: Experiment, accelerator: Accelerator) -> Trainer:
         ema_decay=config.ema_decay,
         pairs=config.pairs,
         graph=speed.replays,
+        channels_last=speed.mode == "compile" and accelerator.device.type == "cuda",
         seed=config.seed,
     )
 

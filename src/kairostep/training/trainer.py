@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from kairostep.data import Batch
 from kairostep.diffusion import Objective, antithetic_pairs
-from kairostep.timesteps import Timesteps, TimestepSampler
+from kairostep.timesteps import Progress, Timesteps, TimestepSampler
 from kairostep.timesteps.probes import global_generators
 from kairostep.training.ema import EMA
-from kairostep.training.graphed import Replayed, ReplayedUpdate
+from kairostep.training.graphed import Graphs, ReplayedLosses, ReplayedUpdate
 
 log = logging.getLogger("kairostep")
 
@@ -63,11 +63,12 @@ class Trainer:
         ema_decay: float = 0.9999,
         pairs: bool = False,  # antithetic pairs of rows at low noise
         graph: bool = False,  # replay all of it as CUDA graphs: one process with a GPU
+        channels_last: bool = False,  # faster once compiled, slower before: docs/performance.md
         seed: int = 0,
     ) -> None:
         self.accelerator = accelerator or Accelerator(cpu=not torch.accelerator.is_available())  # see `setup`
         device = self.accelerator.device
-        self.memory_format = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         model.to(device, memory_format=self.memory_format)  # type: ignore[call-overload]
         self.ema = EMA(model, ema_decay)  # before accelerate wraps the model's forward
         self.model, self.optimizer = self.accelerator.prepare(model), optimizer
@@ -136,13 +137,16 @@ class Trainer:
 
     def _replay(self) -> None:
         """From now on replay what can be: the gradient, the update, and the losses that samplers ask for."""
-        pool = torch.cuda.graph_pool_handle()
-        self.gradient = Replayed("the gradient", self._gradient, pool)
-        self.losses_at = Replayed("a probe", self._losses_at, pool)
+        graphs = Graphs(self.accelerator.device)
+        self.gradient = graphs.replayed("the gradient", self._gradient)
+        self.losses_at = graphs.replayed("a probe", self._losses_at)
+        if isinstance(self.sampler, Progress) and self.sampler.probe is not None:
+            self.sampler.probe = ReplayedLosses(self.sampler.probe, graphs)
         if self.scaler.is_enabled() or not all(group.get("fused") for group in self.optimizer.param_groups):
             log.warning("the optimizer's step is not replayed: only a fused one can be, and not in fp16")
+            self.update = self._update
         else:
-            self.update = ReplayedUpdate(self._update, self.optimizer, pool)
+            self.update = ReplayedUpdate(self._update, self.optimizer, graphs)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that decides the steps to come; random numbers are a function of seed and step number."""
