@@ -19,7 +19,8 @@ seeds, 95 % t-interval in parentheses, each seed in brackets. Under 1 is better.
   dimension. Both are of averaged weights, with the same noise and times for all arms. FID: by seed, not as a ratio.
 - wall-clock and evaluations to uniform's value: what an arm had spent when it first had uniform's final value, over
   what uniform had; between checkpoints linear in log(loss). `>`: it did not get there with what it spent.
-- Wall-clock is steps times the seconds per step after the first checkpoint: start-up is left out, probes are not.
+- Wall-clock is steps times the seconds per step after the first checkpoint: start-up is left out, probes are not. It
+  is compared within one commit alone: loops get faster from one to the next.
   Evaluations of the network count alike in training and in probes, though these have no backward pass."""
 
 
@@ -131,6 +132,7 @@ COSTS: dict[str, tuple[str, Callable[[Log], list[float]]]] = {
 
 QUALITY = ("ε-MSE", "VLB", "ε-MSE, t < 0.05", "ε-MSE, t > 0.95", "FID")
 COST = ("seconds per step", *COSTS)
+TIMED = {"seconds per step", *(column for column in COSTS if column.startswith("wall-clock"))}
 SHORT = ("ε-MSE", "VLB", "FID", "wall-clock to uniform's ε-MSE", "evaluations to uniform's ε-MSE")
 
 
@@ -138,6 +140,10 @@ def cell(column: str, pairs: Sequence[tuple[Log, Log]], *, seeds: bool) -> str:
     """Return the cell of an arm whose logs come with uniform's of the same seed."""
     if column == "FID":
         return listed_fid([log for log, _ in pairs])
+    if column in TIMED:
+        pairs = [(log, base) for log, base in pairs if log.where.get("commit") == base.where.get("commit")]
+    if not pairs:
+        return "-"
     if column in COSTS:
         key, costs = COSTS[column]
         return summary([cost_ratio(log, base, key, costs) for log, base in pairs], seeds=seeds)

@@ -75,6 +75,21 @@ def test_the_interval_is_that_of_the_paired_logarithms(table: ModuleType) -> Non
     assert summary([ratio(0.9), ratio(1.2, reached=False)]) == ">1.039 (1 of 2 reached it) [0.900, >1.200]"
 
 
+def test_wall_clock_is_compared_within_one_commit(table: ModuleType, tmp_path: Path) -> None:
+    def log(commit: str, seconds: float) -> object:
+        points = [
+            {"step": n, "seconds": n * seconds, "training_evaluations": n, "probe_evaluations": 0, "epsilon_mse": 1 / n}
+            for n in (1, 2)
+        ]
+        return table.Log(tmp_path, {"commit": commit}, points, {})
+
+    base, same, other = log("a", 1.0), log("a", 0.5), log("b", 0.5)
+    for column in ("seconds per step", "wall-clock to uniform's ε-MSE"):
+        assert table.cell(column, [(same, base), (other, base)], seeds=False) == "0.500 (one seed)"
+        assert table.cell(column, [(other, base)], seeds=False) == "-"
+    assert table.cell("evaluations to uniform's ε-MSE", [(other, base)], seeds=False) == "1.000 (one seed)"
+
+
 def test_the_published_tables_are_those_of_the_logs(table: ModuleType) -> None:
     results = BENCHMARKS.parent / "results"
     long, brief = table.tables(results / "convergence")

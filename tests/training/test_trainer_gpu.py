@@ -17,7 +17,7 @@ from kairostep.experiments import Component, build, preset
 from kairostep.training import Run
 from kairostep.training.setup import make_batches, make_trainer
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")]  # in inductor
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts: deterministic kernels need it
 
 SMALL = replace(
@@ -150,6 +150,7 @@ class Waits(torch.nn.Module):
 
 def test_what_cannot_be_recorded_goes_on_without_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     accelerator = Accelerator(mixed_precision="no")
+    torch.use_deterministic_algorithms(True)
     finals = []
     for speed in ("plain", "graph"):
         parts = build(replace(SMALL, sampler=ADAPTIVE, speed=speed), accelerator.device)
