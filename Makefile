@@ -1,18 +1,28 @@
 # make demo: train digits with several samplers and compare them, in a few minutes on a CPU.
 # make test: check the code and run the tests.
-# Both set up an environment of their own first.
+# make docs: build the documentation, which opens from the disk.
+# make libraries: run the tests of integrations whose libraries do not fit into the test environment.
+# All of them set up an environment of their own first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check format clean
+.PHONY: demo test docs libraries check format clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
 
 test: check
 	$(BIN)/pytest
+
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+libraries: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/libraries --requirement tests/integrations/libraries.txt
+	PYTHONPATH=$(VENV)/libraries $(BIN)/pytest tests/integrations
 
 check: $(INSTALLED)
 	$(BIN)/ruff check
@@ -33,4 +43,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,56 +1,180 @@
-"""What the documents show, runs; what they list, exists."""
+"""What the documents show, runs; what they tell to type, can be typed; what they list, exists."""
 
+import difflib
 import re
-import textwrap
+import tomllib
+from collections.abc import Sequence
+from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 import torch
+from documents import DOCUMENTS, ROOT, commands_of, python_parts, text_of, typed_lines
 from torch.testing import assert_close
 
 import kairostep as ks
+from kairostep.cli import WITH_SETTINGS, make_parser
+from kairostep.experiments import TABLES, Config, preset
+from kairostep.experiments.command_line import take_preset
+from kairostep.experiments.components import checked_options
+from kairostep.experiments.config import with_overrides
+from kairostep.names import SAMPLERS, WEIGHTINGS
 from kairostep.timesteps import fixed, sampler
 
-ROOT = Path(__file__).parents[1]
+PARTS = {name: codes for document in DOCUMENTS for name, codes in python_parts(document).items()}
+RECIPE = "CONTRIBUTING.md"  # code to be filled in, which has a test of its own
+LINES = sorted({tuple(words) for document in DOCUMENTS for words in typed_lines(document)})
+TARGETS = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()  # type: ignore[index]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# Libraries that a section may be about without being needed here
+OTHERS = {"denoising_diffusion_pytorch", "flow_matching", "lightning", "physicsnemo", "torchcfm"}
+OTHERS |= {"torchvision"}  # which some of them demand
 
 
-def python_blocks(document: str) -> list[str]:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
-    return [textwrap.dedent(block) for block in blocks]
-
-
-def test_python_code_of_the_readme_runs() -> None:
-    for block in python_blocks("README.md"):
-        exec(compile(block, "README.md", "exec"), {})
+@pytest.mark.parametrize("name", [name for name in PARTS if name != RECIPE])
+def test_python_code_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    namespace: dict[str, object] = {"__name__": "document"}
+    for number, code in enumerate(PARTS[name]):
+        try:
+            exec(compile(code, f"{name}, block {number + 1}", "exec"), namespace)
+        except ModuleNotFoundError as error:
+            if str(error.name).split(".")[0] not in OTHERS:
+                raise
+            pytest.skip(f"{name} needs {error.name}, which is not installed")
 
 
 def test_the_sampler_in_the_recipe_for_new_ones_works() -> None:
     namespace = {**vars(fixed), **vars(sampler)}
-    exec(compile(python_blocks("CONTRIBUTING.md")[0], "CONTRIBUTING.md", "exec"), namespace)
+    exec(compile(PARTS[RECIPE][0], RECIPE, "exec"), namespace)
     triangle = namespace["Triangle"](unbiased=True)
     drawn = triangle.sample(torch.zeros(1000, 1))
     assert_close(triangle.density(2), 0.9 * torch.tensor([0.25, 0.75]) + 0.1 * 0.5)
     assert_close((drawn.weight * drawn.t).mean(), torch.tensor(0.5), rtol=0.02, atol=0)
 
 
-def test_every_sampler_and_weighting_is_in_the_readme() -> None:
-    text = (ROOT / "README.md").read_text()
-    classes = {name: value for name, value in vars(ks).items() if isinstance(value, type)}
-    samplers = [name for name, value in classes.items() if issubclass(value, ks.TimestepSampler)]
-    weightings = ["constant", "vlb", "min_snr", "soft_min_snr", "p2", "debias", "edm"]
-    missing = [name for name in (*samplers, *weightings) if f"`{name}(" not in text]
-    assert missing == ["TimestepSampler"]  # the contract, not a sampler
+@pytest.mark.parametrize("words", LINES, ids=" ".join)
+def test_every_command_can_be_typed(words: tuple[str, ...]) -> None:
+    check_command(list(words))
+
+
+def test_a_wrong_command_would_be_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    for line in (
+        "kairostep train digits --sampler=adaptive --sampler.flor=0.2",
+        "kairostep train digts",
+        "kairostep train images",
+        "kairostep generate runs/digits --sampler euler",
+        "kairostep preview --weighting=min_srn",
+        "kairostep report runs --outptu x.html",
+        "make tests",
+        "python -m kairostep.docter",
+        "python benchmarks/nothing.py",
+        "pip install '.[trian]'",
+        "rm -rf runs",
+    ):
+        (words,) = commands_of(line)
+        with pytest.raises((AssertionError, ValueError, SystemExit)):
+            check_command(words)
+
+
+def check_command(words: Sequence[str]) -> None:
+    """Raise unless the command exists and takes these words."""
+    if words[:2] == ["accelerate", "launch"]:
+        words = ["kairostep", *words[words.index("kairostep") + 1 :]]
+    program, *rest = words
+    if program == "kairostep" and rest[1:] == ["--help"]:
+        with pytest.raises(SystemExit, match="0") if rest != ["train", "--help"] else nullcontext():
+            make_parser().parse_args(rest)
+    elif program == "kairostep":
+        check_kairostep(rest)
+    elif program == "make":
+        assert set(rest) - {"--help"} <= set(TARGETS), f"make has no target {rest}"
+    elif program == "python" and rest[0] == "-m":
+        assert find_spec(rest[1]) is not None, f"there is no module {rest[1]}"
+    elif program == "python":
+        assert (ROOT / rest[0]).is_file(), f"there is no {rest[0]}"
+    elif program in ("pip", "pytest"):
+        extras = {name for word in rest for found in re.findall(r"\[([\w,]+)\]", word) for name in found.split(",")}
+        assert extras <= set(PROJECT["optional-dependencies"]), f"there is no extra among {extras}"
+    else:
+        raise AssertionError(f"{program} is not a command that documents may show unchecked")
+
+
+def check_kairostep(words: Sequence[str]) -> None:
+    known, settings = make_parser().parse_known_args(words)
+    if known.command not in WITH_SETTINGS:
+        assert settings == [], f"unrecognized arguments: {settings}"
+        return
+    name, settings = take_preset(settings)
+    is_run = name is not None and "/" in name
+    config = with_overrides(Config() if name is None or is_run else preset(name), settings)
+    wants_data = known.command == "train" and not (known.help or known.config)
+    if known.command == "train" and name is None and not known.help:
+        assert known.config, "train takes a preset or --config FILE"
+    for kind, table in TABLES.items():
+        if kind != "data" or wants_data:
+            checked_options(kind, table, getattr(config, kind))
+
+
+def test_every_sampler_and_weighting_is_in_the_readme_and_has_a_page() -> None:
+    text = text_of("README.md")
+    named = [maker.__name__ for maker in (*SAMPLERS.values(), *WEIGHTINGS.values())]
+    assert [name for name in named if f"`{name}(" not in text] == []
+    pages = {name: ROOT / "docs" / "methods" / f"{name}.md" for name in SAMPLERS}
+    for name, page in pages.items():
+        assert page.read_text().startswith(f"# {SAMPLERS[name].__name__}\n"), page
+        assert f"methods/{name}.md" in (ROOT / "mkdocs.yml").read_text()
+    weightings = text_of("docs/methods/weightings.md")
+    assert [name for name in WEIGHTINGS if f"`{name}(" not in weightings] == []
+
+
+def test_every_page_of_a_method_has_its_parts() -> None:
+    for page in sorted((ROOT / "docs" / "methods").glob("*.md")):
+        if page.stem != "index":
+            wanted = ["**Idea.**", "**Cost.**", "hen it loses" if page.stem != "weightings" else "When each loses"]
+            assert [part for part in wanted if part not in page.read_text()] == [], page.name
+
+
+def test_costs_on_the_pages_are_those_of_the_log() -> None:
+    log = (ROOT / "results" / "sampler_cost" / "cpu_2.log").read_text()
+    measured = {line.split()[0]: float(line.split()[1]) / 1000 for line in log.splitlines()[3:] if " v1 " not in line}
+    checked = 0
+    for name, made in SAMPLERS.items():
+        for figure in re.findall(r"(\d\.\d+) ms(?: per step)? on a CPU", text_of(f"docs/methods/{name}.md")):
+            assert abs(float(figure) - measured[made.__name__]) < 0.0051, f"{name}: {figure}"
+            checked += 1
+    assert checked > 10
 
 
 def test_local_links_lead_somewhere() -> None:
-    for document in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
-        for target in re.findall(r"\]\((?!https?://)([^)#]+)\)", document.read_text()):
+    for document in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        for target in re.findall(r"\]\((?!https?://)([^)#]+)[^)]*\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
 def test_lines_quoted_in_the_method_stand_in_the_source() -> None:
     source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
-    text = (ROOT / "docs" / "method.md").read_text().replace("\n", " ")
+    text = text_of("docs/method.md").replace("\n", " ")
     quoted = [code for code in text.split("`")[1::2] if len(code) > 35]
     assert len(quoted) > 10
     missing = [code for code in quoted if code not in source]
     assert missing == []
+
+
+def test_the_public_name_of_every_sampler_is_its_class() -> None:
+    exported = {value for value in vars(ks).values() if isinstance(value, type)}
+    assert set(SAMPLERS.values()) <= exported
+
+
+def test_diffs_of_the_integrations_are_those_of_the_examples() -> None:
+    shown = re.findall(
+        r"From \[examples/(\w+)\]\([^)]*\):\n\n```diff\n(.*?)```", text_of("docs/integrations.md"), re.DOTALL
+    )
+    assert len(shown) >= 2
+    for name, diff in shown:
+        before, after = ((ROOT / "examples" / name / f"{file}.py").read_text() for file in ("plain", "with_sampler"))
+        changed = [line for line in difflib.ndiff(before.splitlines(), after.splitlines()) if line[:2] in ("+ ", "- ")]
+        lines = [line for line in diff.splitlines() if line.startswith(("+", "-"))]
+        assert lines == [line[0] + line[2:] for line in changed], name

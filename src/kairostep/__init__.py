@@ -20,6 +20,7 @@ from kairostep.diffusion import min_snr as min_snr
 from kairostep.diffusion import p2 as p2
 from kairostep.diffusion import soft_min_snr as soft_min_snr
 from kairostep.diffusion import vlb as vlb
+from kairostep.names import from_name as from_name
 from kairostep.timesteps import Adaptive as Adaptive
 from kairostep.timesteps import BetaPair as BetaPair
 from kairostep.timesteps import BetaPolicy as BetaPolicy

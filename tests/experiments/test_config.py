@@ -118,7 +118,7 @@ def test_a_file_may_hold_a_few_keys_and_bare_names(tmp_path: Path) -> None:
         ("--label_dropout=1", "label_dropout must be in [0, 1), got 1"),
         ("--optimizer=sgd", "optimizer must be one of 'adam', 'adamw', got 'sgd'"),
         ("--schedule=linear", "schedule must be one of 'constant', 'cosine', got 'linear'"),
-        ("--speed=fast", "speed must be one of 'plain', 'compile', 'graph', got 'fast'"),
+        ("--speed=fast", "speed must be one of 'auto', 'plain', 'graph', 'compile', got 'fast'"),
         ("--precision=fp8", "precision must be one of 'fp32', 'bf16', 'fp16', got 'fp8'"),
         (
             "--accumulate=3",

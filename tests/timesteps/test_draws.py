@@ -60,6 +60,7 @@ def test_ranks_of_unequal_batches_draw_from_streams_of_their_own() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor imports what torch deprecates
+@pytest.mark.filterwarnings("ignore:Skipping serialization of:UserWarning")  # torch 2.6's cache of compiled code
 def test_the_hash_wraps_around_in_compiled_code_too() -> None:
     """Signed overflow is what the compiler makes of it."""
     values = torch.arange(-1000, 1000) * 0x1234567890ABC

@@ -1,13 +1,13 @@
-"""The one place that maps names to classes.
+"""The one place that maps names to what an experiment makes of them.
 
-Each table has a maker per name. A maker's arguments are either `GIVEN`, which the experiment supplies, or options of
-the component, checked against the maker's signature and decoded by its annotations: no default is written down twice.
+Each table has a maker per name; samplers and weightings have the names of `kairostep.names`. A maker's arguments are
+either `GIVEN`, which the experiment supplies, or options of the component, checked against the maker's signature and
+decoded by its annotations: no default is written down twice.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,37 +23,25 @@ from kairostep.diffusion import (
     Objective,
     Prediction,
     V,
-    constant,
-    debias,
-    edm,
-    min_snr,
-    p2,
-    soft_min_snr,
     vlb,
 )
 from kairostep.diffusion.process import Process
 from kairostep.experiments.config import Component, decoded, unknown
 from kairostep.experiments.probe_set import ProbeSet
+from kairostep.names import SAMPLERS as SAMPLER_CLASSES
+from kairostep.names import WEIGHTINGS as WEIGHTING_MAKERS
+from kairostep.names import Argument, arguments_of
 from kairostep.networks import UViT2DModel, ddpm_unet, dit
 from kairostep.timesteps import (
     Adaptive,
     BetaPair,
     BetaPolicy,
     Curriculum,
-    FixedBeta,
-    GradientVariance,
     InfoNoise,
-    Laplace,
-    LogitNormal,
-    LogNormalSigma,
-    LossSecondMoment,
-    Mode,
     Progress,
     RootLoss,
-    Speed,
     Tabulated,
     TimestepSampler,
-    Uniform,
 )
 from kairostep.timesteps.arguments import choice
 
@@ -172,28 +160,12 @@ PROCESSES: dict[str, Maker] = {
     "edm": EDMProcess,
 }
 PREDICTIONS: dict[str, Prediction] = {"epsilon": EPSILON, "x0": X0, "v": V, "velocity": VELOCITY}
-WEIGHTINGS: dict[str, Maker] = {
-    "constant": constant,
-    "vlb": vlb,
-    "min_snr": min_snr,
-    "soft_min_snr": soft_min_snr,
-    "p2": p2,
-    "debias": debias,
-    "edm": edm,
-}
+WEIGHTINGS: dict[str, Maker] = {**WEIGHTING_MAKERS}
 SAMPLERS: dict[str, Maker] = {
-    "uniform": Uniform,
-    "logit_normal": LogitNormal,
-    "mode": Mode,
-    "beta": FixedBeta,
+    **SAMPLER_CLASSES,
     "tabulated": tabulated,
-    "log_normal_sigma": LogNormalSigma,
-    "laplace": Laplace,
-    "speed": Speed,
-    "loss_second_moment": LossSecondMoment,
     "root_loss": Passing(root_loss, RootLoss),
     "infonoise": Passing(infonoise, InfoNoise),
-    "gradient_variance": GradientVariance,
     "progress": Passing(progress, Progress),
     "adaptive": Passing(adaptive, Adaptive),
     "curriculum": curriculum,
@@ -232,15 +204,6 @@ def make_prediction(name: str, process: Process) -> Prediction:
     if name not in PREDICTIONS:
         raise ValueError(unknown("prediction", name, [*PREDICTIONS, "edm"]))
     return PREDICTIONS[name]
-
-
-@dataclass(frozen=True)
-class Argument:
-    """One argument of a maker."""
-
-    hint: Any
-    required: bool
-    default: Any = None
 
 
 def make(kind: str, table: Mapping[str, Maker], component: Component, **given: Any) -> Any:
@@ -282,17 +245,3 @@ def options_of(maker: Maker) -> dict[str, Argument]:
     calls = [maker.on, maker.make] if isinstance(maker, Passing) else [maker]
     arguments = [item for call in calls for item in arguments_of(call).items()]
     return {name: argument for name, argument in arguments if name not in GIVEN}
-
-
-def arguments_of(call: Callable[..., Any]) -> dict[str, Argument]:
-    """Return the arguments of a function or class, those of `**options: Unpack[...]` among them."""
-    hints = get_type_hints(call.__init__ if inspect.isclass(call) else call)
-    arguments: dict[str, Argument] = {}
-    for name, parameter in inspect.signature(call).parameters.items():
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
-            required = parameter.default is parameter.empty
-            arguments[name] = Argument(hints.get(name, Any), required, None if required else parameter.default)
-            continue
-        for unpacked in get_args(hints.get(name)):
-            arguments |= {key: Argument(hint, required=False) for key, hint in get_type_hints(unpacked).items()}
-    return arguments

@@ -15,7 +15,7 @@ from kairostep.timesteps.arguments import below_one, choice, count, nonnegative
 from kairostep.timesteps.distributed import gather_over_ranks, rank, sum_over_ranks, world_size
 from kairostep.timesteps.draws import Draws, random_bits
 from kairostep.timesteps.fixed import UNBIASED_FLOOR
-from kairostep.timesteps.policy import Beta, PolicyOptimizer
+from kairostep.timesteps.policy import Beta, BetaPair, PolicyOptimizer
 from kairostep.timesteps.probes import eval_mode, evaluate_losses, isolated_randomness, probe_seed
 from kairostep.timesteps.sampler import LARGEST, LossAt, StepCount, Timesteps, TimestepSampler, learns_from_step
 from kairostep.timesteps.selection import DropQueue, SelectionRule, f_statistic
@@ -70,7 +70,7 @@ class Adaptive(TimestepSampler):
     `time_probes = True` adds the seconds spent to the diagnostics and makes the host wait for the device.
     """
 
-    uses_x0 = uses_loss_at = True
+    uses_loss_at = True
     latest: Tensor  # (NUM_REMEMBERED, 2) a and b for rows of the latest probed batch
     reward: Tensor  # (2,) mean and spread of the latest rewards
     baseline: Tensor  # (2,) running mean and mean square of the batch's mean reward
@@ -110,6 +110,7 @@ class Adaptive(TimestepSampler):
             raise ValueError("as_published fixes floor, sweep, reward_rows, credit and unbiased: leave them out")
         if sweep is None:
             sweep = num_steps if as_published else min(num_steps, DEFAULT_SWEEP)
+        self.uses_x0 = not isinstance(policy, BetaPair)
         self.policy, self.reward_weight = policy, reward_weight or torch.ones_like
         self.num_steps, self.every = num_steps, count("every", every)
         self.sweep_x0 = None if sweep_x0 is None else count("sweep_x0", sweep_x0)  # None: one per rank

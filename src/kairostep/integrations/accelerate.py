@@ -1,0 +1,99 @@
+"""accelerate: a sampler that is saved and loaded with the accelerator's state and learns where the optimizer steps.
+
+sampler = Accelerated(ks.RootLoss(), accelerator)
+...
+with accelerator.accumulate(model):
+    drawn = sampler.sample(x)
+    ...
+    with sampler.observe(x, drawn, losses):
+        optimizer.step()
+"""
+
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from kairostep.integrations.reach import checked_sampler, given_or_unneeded
+from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+log = logging.getLogger("kairostep")
+
+
+class Accelerated(TimestepSampler):
+    """A sampler on the accelerator's device, in the folders of its `save_state` and `load_state`, on every rank.
+
+    Each rank writes `{name}_{rank}.pt`, where `accelerator.register_for_checkpointing` would keep rank 0 alone, and
+    reads without pickle. By design all ranks hold the same state, from which each draws by its rank: so all read the
+    file of rank 0 where they see it, on any number of processes and also if the main process alone saved; on a disk of
+    their own, theirs.
+
+    Under `accelerator.accumulate` the sampler learns from the last micro-batch, before whose step the gradients are in
+    sync; a step that fp16's scaler skips changes no weight, so samplers that compare losses before and after see none.
+    Call the bare model in `loss_at`, `accelerator.unwrap_model(model)`: ranks may ask for it unequally often.
+    """
+
+    def __init__(self, sampler: TimestepSampler, accelerator: "Accelerator", *, name: str = "timestep_sampler") -> None:
+        super().__init__()
+        checked_sampler(sampler)
+        names: set[str] = accelerator.__dict__.setdefault("_kairostep_names", set())
+        if name in names:
+            raise ValueError(f"samplers of one accelerator must have different names, got {name!r} twice: pass name=")
+        names.add(name)
+        self.sampler, self.accelerator, self.name = sampler.to(accelerator.device), accelerator, name
+        self.uses_x0, self.uses_loss_at = sampler.uses_x0, sampler.uses_loss_at
+        accelerator.register_save_state_pre_hook(self._save)
+        accelerator.register_load_state_pre_hook(self._load)
+
+    def sample(self, x0: Tensor) -> Timesteps:
+        """Return what the sampler draws for the clean batch x0 (B, ...)."""
+        return self.sampler.sample(x0)
+
+    def observe(
+        self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None
+    ) -> AbstractContextManager[None]:
+        """Wrap the optimizer's step, learn if it is one; `loss_at` is needed by samplers that `uses_loss_at` alone."""
+        at = given_or_unneeded(loss_at, self.sampler)
+        if not self.accelerator.sync_gradients:
+            return nullcontext()
+        return self.sampler.observe(x0, drawn, losses.detach(), at)
+
+    def density(self, num_bins: int = 100) -> Tensor:
+        """Return where the draws go now: (num_bins,), summing to 1."""
+        return self.sampler.density(num_bins)
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Return what the sampler has to say."""
+        return self.sampler.diagnostics()
+
+    def _save(self, models: list[nn.Module], weights: list[dict[str, Tensor]], output_dir: str) -> None:
+        path = Path(output_dir) / f"{self.name}_{self.accelerator.process_index}.pt"
+        part = path.with_suffix(".part")
+        torch.save({"processes": self.accelerator.num_processes, "sampler": self.sampler.state_dict()}, part)
+        part.replace(path)  # whole or not at all
+
+    def _load(self, models: list[nn.Module], input_dir: str) -> None:
+        own, first = (Path(input_dir) / f"{self.name}_{rank}.pt" for rank in (self.accelerator.process_index, 0))
+        if not own.exists() and not first.exists():
+            raise FileNotFoundError(
+                f"the state must hold the sampler {self.name!r}, but {input_dir} has no {own.name}: load a folder that "
+                "was saved after Accelerated(...) was made, or make it after loading to start afresh"
+            )
+        path = first if first.exists() else own
+        saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        now, then = self.accelerator.num_processes, saved["processes"]
+        if now != then and self.accelerator.is_main_process:
+            log.warning(f"the sampler was saved by {then} processes and goes on with what it learned on {now}")
+        try:
+            self.sampler.load_state_dict(saved["sampler"])
+        except RuntimeError as error:
+            raise ValueError(
+                f"{path} must hold the state of a {type(self.sampler).__name__} made with the same arguments, "
+                f"but it holds that of another sampler: make the sampler as it was\n{error}"
+            ) from error

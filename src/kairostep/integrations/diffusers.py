@@ -1,0 +1,289 @@
+"""diffusers: a sampler that draws a noise scheduler's own timesteps, and diffusers' densities and weights, checked.
+
+    sampler = Scheduled(ks.RootLoss(), noise_scheduler)
+    ...
+    drawn = sampler.sample(latents)
+    noisy = noise_scheduler.add_noise(latents, noise, drawn.timesteps)
+    losses = F.mse_loss(unet(noisy, drawn.timesteps).sample, noise, reduction="none").mean(dim=[1, 2, 3])
+    (losses * drawn.weight).mean().backward()
+    with sampler.observe(latents, drawn, losses):
+        optimizer.step()
+
+Noise schedule, prediction and the direction of time are read from the scheduler; what cannot be read raises. The
+functions named compute_* are called as those of diffusers.training_utils.
+"""
+
+import math
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kairostep.diffusion import EPSILON, VELOCITY, X0, DiscreteProcess, FlowProcess, Prediction, V, Weighting
+from kairostep.diffusion.process import Process
+from kairostep.diffusion.weighting import LOG_SNR_LIMIT
+from kairostep.integrations.reach import checked_sampler, given_or_unneeded
+from kairostep.timesteps import LossAt, Tabulated, Timesteps, TimestepSampler
+from kairostep.timesteps.arguments import choice
+from kairostep.timesteps.histogram import BELOW_ONE, bin_index
+
+PREDICTIONS: dict[str, Prediction] = {"epsilon": EPSILON, "sample": X0, "v_prediction": V}
+SCHEMES = ("sigma_sqrt", "logit_normal", "mode", "cosmap", "none")  # of diffusers' scripts for flow models
+FRESH = "pass one fresh from its config, type(scheduler).from_config(scheduler.config)"
+
+
+class FlowSteps(Process):
+    """The straight path in the steps of a flow scheduler: step i has noise `sigmas[i]`, the network is told `times[i]`.
+
+    Both (T,) rise, whereas diffusers' tables fall. The draws go by steps, so a scheduler's shift is part of the
+    process: uniform draws give each step its turn, which is what diffusers' scripts do.
+    """
+
+    def __init__(self, sigmas: Tensor, times: Tensor) -> None:
+        self.sigmas, self.times = sigmas.detach().cpu(), times.detach().cpu()
+        self._tables: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps T."""
+        return len(self.sigmas)
+
+    def alpha(self, t: Tensor) -> Tensor:
+        """Return the factor of the data."""
+        return 1 - self.sigma(t)
+
+    def sigma(self, t: Tensor) -> Tensor:
+        """Return the factor of the noise."""
+        return self._table("sigmas", t)[bin_index(t, self.num_steps)]
+
+    def log_snr(self, t: Tensor) -> Tensor:
+        """Return log(alpha**2 / sigma**2), -inf in the last step, which is pure noise."""
+        sigma = self.sigma(t)
+        return 2 * ((1 - sigma).log() - sigma.log())
+
+    def time(self, t: Tensor) -> Tensor:
+        """Return the scheduler's timestep."""
+        return self._table("times", t)[bin_index(t, self.num_steps)]
+
+    def t_at(self, log_snr: Tensor) -> Tensor:
+        """Return the middle of the step whose log-SNR is nearest."""
+        falling = self.log_snr((torch.arange(self.num_steps, device=log_snr.device) + 0.5).to(log_snr) / self.num_steps)
+        between = ((falling[1:] + falling[:-1]) / 2).neg()
+        return (torch.searchsorted(between, -log_snr, right=True).to(log_snr.dtype) + 0.5) / self.num_steps
+
+    def vlb_weight(self, t: Tensor) -> Tensor:
+        """Return the flow's: a shift multiplies sigma / alpha by a constant, which leaves the slope of log-SNR."""
+        return FlowProcess().vlb_weight((bin_index(t, self.num_steps) + 1).to(t.dtype) / self.num_steps)
+
+    def _table(self, name: str, like: Tensor) -> Tensor:
+        key = (name, like.device, like.dtype)
+        if key not in self._tables:
+            self._tables[key] = getattr(self, name).to(like.device, torch.promote_types(like.dtype, torch.float32))
+        return self._tables[key]
+
+
+def process_of(scheduler: Any, *, mu: float | None = None) -> Process:
+    """Return the process by which this scheduler adds noise, a step for each of its training timesteps.
+
+    mu: the shift of a flow scheduler with `use_dynamic_shifting`, as its `set_timesteps` takes it.
+    """
+    if _is_flow(scheduler):
+        return _flow_steps(scheduler, mu)
+    if mu is not None:
+        raise ValueError(f"mu belongs to flows with dynamic shifting, got {mu} for {_name(scheduler)}: leave it out")
+    alpha_bar = scheduler.alphas_cumprod.detach().cpu().double()
+    betas = getattr(scheduler, "betas", None)
+    if betas is not None:  # the better source, where they agree: alpha_bar has float32's errors, or 2**-24 for a last 0
+        process = DiscreteProcess(betas)
+        if torch.allclose(process.alphas_cumprod, alpha_bar, rtol=1e-4, atol=1e-7):
+            return process
+    ratio = alpha_bar / torch.cat([alpha_bar.new_ones(1), alpha_bar[:-1]])
+    if not bool((ratio < 1).all()):
+        raise ValueError(f"alphas_cumprod must fall from step to step, those of {_name(scheduler)} do not: {FRESH}")
+    return DiscreteProcess(1 - ratio)
+
+
+def prediction_of(scheduler: Any) -> Prediction:
+    """Return what a network trained with this scheduler predicts; with flow schedulers noise - x0."""
+    if _is_flow(scheduler):
+        return VELOCITY
+    return PREDICTIONS[choice("prediction_type", scheduler.config.get("prediction_type"), PREDICTIONS)]
+
+
+def _is_flow(scheduler: Any) -> bool:
+    """Return whether this is a flow-matching scheduler, or False for one with alphas_cumprod; raise for any other."""
+    config = getattr(scheduler, "config", {})
+    if config.get("use_flow_sigmas") or config.get("prediction_type") == "flow_prediction":
+        raise ValueError(
+            f"a flow has to be read from its own scheduler: {_name(scheduler)} keeps the alphas_cumprod of another "
+            "process beside its flow sigmas: train with FlowMatchEulerDiscreteScheduler(shift=...)"
+        )
+    if not hasattr(scheduler, "alphas_cumprod") and not hasattr(scheduler, "scale_noise"):
+        raise ValueError(
+            f"a scheduler must have alphas_cumprod or, for a flow, scale_noise, got {_name(scheduler)}, whose process "
+            "cannot be read: say what it is yourself, for instance ks.Objective(ks.EDMProcess(), ...)"
+        )
+    return not hasattr(scheduler, "alphas_cumprod")
+
+
+def _flow_steps(scheduler: Any, mu: float | None) -> FlowSteps:
+    config, sigmas, times = scheduler.config, scheduler.sigmas, scheduler.timesteps
+    num_steps: int = config.num_train_timesteps
+    if config.get("invert_sigmas"):
+        raise ValueError(
+            f"time must run from data to noise, but invert_sigmas of {_name(scheduler)} turns it round where images "
+            "are made and not in its training table: pass the network's times yourself, and use the sampler alone"
+        )
+    if times is None or len(times) != num_steps or len(sigmas) != num_steps:
+        raise ValueError(f"{_name(scheduler)} must be as made, got one after set_timesteps, for making images: {FRESH}")
+    if config.get("use_dynamic_shifting", False) != (mu is not None):
+        raise ValueError(
+            f"mu must be given exactly where use_dynamic_shifting is set, got mu={mu} for {_name(scheduler)}: pass "
+            "that of your resolution, or the one that shifts nothing (exponential: 0, linear: 1), as Flux scripts do"
+        )
+    if mu is not None:
+        sigmas = scheduler.time_shift(mu, 1.0, sigmas)
+        times = sigmas * num_steps
+    if not bool((sigmas.diff() < 0).all()) or float(sigmas[0]) > 1 or float(sigmas[-1]) <= 0:
+        raise ValueError(f"sigmas must fall from at most 1 to above 0, those of {_name(scheduler)} do not: {FRESH}")
+    return FlowSteps(sigmas.flip(0), times.flip(0))
+
+
+def _name(scheduler: Any) -> str:
+    return type(scheduler).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledTimesteps(Timesteps):
+    """Where to train, in the terms of a scheduler."""
+
+    timesteps: Tensor  # (B,) what the network and the scheduler's add_noise or scale_noise take
+    sigmas: Tensor | None  # (B,) of a flow scheduler
+
+
+class Scheduled(TimestepSampler):
+    """A sampler whose draws have the timesteps of a noise scheduler, and whose `loss_at` is asked by them."""
+
+    def __init__(self, sampler: TimestepSampler, scheduler: Any, *, mu: float | None = None) -> None:
+        super().__init__()
+        self.sampler = checked_sampler(sampler)
+        self.process, self.prediction = process_of(scheduler, mu=mu), prediction_of(scheduler)
+        self.uses_x0, self.uses_loss_at = sampler.uses_x0, sampler.uses_loss_at
+        if isinstance(self.process, DiscreteProcess):
+            _check_added_noise(scheduler, self.process)
+            if float(self.process.alphas_cumprod[-1]) == 0 and self.prediction is EPSILON:
+                raise ValueError(
+                    "at zero terminal SNR a prediction of the noise says nothing about the image: make the scheduler "
+                    'with prediction_type="v_prediction", or without rescale_betas_zero_snr'
+                )
+
+    def sample(self, x0: Tensor) -> ScheduledTimesteps:
+        """Return one timestep and one weight for each row of the clean batch x0 (B, ...)."""
+        drawn = self.sampler.sample(x0)
+        sigmas = self.process.sigma(drawn.t) if isinstance(self.process, FlowSteps) else None
+        return ScheduledTimesteps(drawn.t, drawn.weight, self.process.time(drawn.t), sigmas)
+
+    def observe(
+        self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None
+    ) -> AbstractContextManager[None]:
+        """Wrap the optimizer's step; `loss_at(rows, timesteps)` is needed by samplers that `uses_loss_at` alone."""
+        at = given_or_unneeded(loss_at, self.sampler, "loss_at(rows, timesteps)")
+        return self.sampler.observe(x0, drawn, losses.detach(), lambda rows, t: at(rows, self.process.time(t)))
+
+    def density(self, num_bins: int = 100) -> Tensor:
+        """Return where the draws go now, from the least noisy timesteps to the noisiest: (num_bins,), summing to 1."""
+        return self.sampler.density(num_bins)
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Return what the sampler has to say."""
+        return self.sampler.diagnostics()
+
+
+def _check_added_noise(scheduler: Any, process: DiscreteProcess) -> None:
+    """Raise where the scheduler adds another noise than its table says; solvers as made have theirs upside down."""
+    if not hasattr(scheduler, "add_noise"):
+        return
+    steps = torch.tensor([0, process.num_steps // 2, process.num_steps - 1])
+    expected = process.alphas_cumprod[steps].sqrt().float()
+    try:
+        alpha = scheduler.add_noise(torch.ones(3), torch.zeros(3), steps)
+        sigma = scheduler.add_noise(torch.zeros(3), torch.ones(3), steps)
+        share = alpha / torch.hypot(alpha, sigma)
+    except IndexError:  # a timestep that it does not have
+        share = torch.full_like(expected, torch.nan)
+    if not torch.allclose(share, expected, atol=0.02):
+        raise ValueError(
+            f"add_noise of {_name(scheduler)} must add the noise that its alphas_cumprod states: the share of the data "
+            f"at steps {steps.tolist()} should be {expected.tolist()}, got {share.tolist()}: "
+            "train with DDPMScheduler.from_config(scheduler.config)"
+        )
+
+
+def compute_density_for_timestep_sampling(
+    weighting_scheme: str | Tabulated,
+    batch_size: int,
+    logit_mean: float | None = None,
+    logit_std: float | None = None,
+    mode_scale: float | None = None,
+    device: torch.device | str = "cpu",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Return u (B,) in [0, 1), a place in the *falling* table of a flow scheduler: 0 is noise, 1 is data.
+
+    By the names of diffusers' scripts it is bitwise theirs; a positive logit_mean goes toward the data. A fixed sampler
+    of ours stands for its own density over t = 1 - u. What learns or weighs its draws needs `Scheduled`.
+    """
+    if isinstance(weighting_scheme, TimestepSampler):
+        if generator is not None:
+            raise ValueError("a sampler draws by its own seed, got a generator too: leave it out")
+        if not isinstance(weighting_scheme, Tabulated) or weighting_scheme.unbiased:
+            raise ValueError(
+                f"this function returns draws alone, but {type(weighting_scheme).__name__} learns or weighs its draws: "
+                "use Scheduled(sampler, noise_scheduler), or a fixed density without unbiased=True"
+            )
+        return (1 - weighting_scheme.sample(torch.empty(batch_size, 0, device=device)).t).clamp(max=BELOW_ONE)
+    choice("weighting_scheme", weighting_scheme, SCHEMES)
+    if weighting_scheme == "logit_normal":
+        if logit_mean is None or logit_std is None:
+            raise ValueError(f"logit_normal needs both, got {logit_mean=} and {logit_std=}: the usual ones are 0 and 1")
+        u = torch.normal(logit_mean, logit_std, (batch_size,), device=device, generator=generator).sigmoid()
+    else:
+        u = torch.rand(batch_size, device=device, generator=generator)
+        if weighting_scheme == "mode":
+            if mode_scale is None:
+                raise ValueError("mode needs mode_scale, got None: the usual one is 1.29")
+            u = 1 - u - mode_scale * (torch.cos(math.pi * u / 2) ** 2 - 1 + u)
+    return u.clamp(0, BELOW_ONE)  # (u * T).long() stays below T
+
+
+def compute_loss_weighting_for_sd3(weighting_scheme: str | Weighting, sigmas: Tensor | None = None) -> Tensor:
+    """Return the factor on a flow model's squared error at these sigmas; a weighting of ours may stand for the name."""
+    if sigmas is None or not sigmas.is_floating_point():
+        got = None if sigmas is None else sigmas.dtype
+        raise ValueError(f"sigmas must be the noise of a flow, floats in (0, 1], got {got}: pass drawn.sigmas")
+    if callable(weighting_scheme):
+        return weighting_scheme(2 * ((1 - sigmas).log() - sigmas.log()), VELOCITY)
+    choice("weighting_scheme", weighting_scheme, SCHEMES)
+    if weighting_scheme == "sigma_sqrt":
+        return (sigmas**-2.0).float()
+    if weighting_scheme == "cosmap":
+        return 2 / (math.pi * (1 - 2 * sigmas + 2 * sigmas**2))
+    return torch.ones_like(sigmas)
+
+
+def compute_snr(noise_scheduler: Any, timesteps: Tensor) -> Tensor:
+    """Return alpha**2 / sigma**2 at these timesteps, float32; never 0 or infinite, so that quotients stay finite."""
+    if _is_flow(noise_scheduler):
+        sigma = timesteps.float() / noise_scheduler.config.num_train_timesteps
+        snr = (1 / sigma - 1).square()
+    else:
+        alpha_bar = noise_scheduler.alphas_cumprod.to(timesteps.device)[timesteps.long()].float()
+        snr = alpha_bar / (1 - alpha_bar)
+    return torch.clamp(snr, math.exp(-LOG_SNR_LIMIT), math.exp(LOG_SNR_LIMIT))
+
+
+def loss_weight(weighting: Weighting, noise_scheduler: Any, timesteps: Tensor) -> Tensor:
+    """Return the factor on the squared error of what this scheduler's network predicts, whichever that is."""
+    return weighting(compute_snr(noise_scheduler, timesteps).log(), prediction_of(noise_scheduler))

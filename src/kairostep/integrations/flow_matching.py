@@ -1,0 +1,143 @@
+"""Samplers for facebookresearch's flow_matching and for torchcfm, where t = 1 is data and t = 0 is noise.
+
+sampler = PathSampler(ks.RootLoss(), path)  # a flow_matching path, or a torchcfm matcher
+...
+drawn = sampler.sample(x_1)  # drawn.t is the path's time
+losses = losses_at(x_1, drawn.t)  # path.sample(x_0=..., x_1=x_1, t=drawn.t) and so on
+(losses * drawn.weight).mean().backward()
+with sampler.observe(x_1, drawn, losses, lambda rows, t: losses_at(x_1[rows], t)):
+    optimizer.step()
+"""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kairostep.integrations.noise_levels import OfTime, ReadProcess
+from kairostep.integrations.reach import checked_sampler, given_or_unneeded
+from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
+from kairostep.timesteps.histogram import BELOW_ONE
+
+
+@dataclass(frozen=True, slots=True)
+class PathTimes:
+    """Where on the path to train, and how much each sample counts."""
+
+    t: Tensor  # (B,) in [0, 1): 0 is noise, 1 is data
+    weight: Tensor  # (B,) factor for the per-sample loss
+    drawn: Timesteps  # the same in kairostep's time
+
+
+class PathSampler:
+    """A sampler that draws and is shown losses in the time of a path, which runs from noise to data.
+
+    path: a ProbPath of flow_matching with a scheduler, or a ConditionalFlowMatcher of torchcfm; which way its time runs
+        is read from it. The sampler's `state_dict` holds all that is learned.
+    """
+
+    def __init__(self, sampler: TimestepSampler, path: Any) -> None:
+        self.sampler, self.path = checked_sampler(sampler), path
+        check_direction(path)
+        if sampler.uses_x0 and hasattr(path, "ot_sampler"):
+            raise ValueError(
+                f"{type(path).__name__} pairs data with noise anew after times are drawn, so {type(sampler).__name__} "
+                "would draw for other rows: pair before, by x0, x1 = path.ot_sampler.sample_plan(x0, x1), and use a "
+                "ConditionalFlowMatcher, or pass for instance ks.RootLoss()"
+            )
+
+    def sample(self, x_1: Tensor) -> PathTimes:
+        """Return one time of the path and one weight for each row of the data x_1 (B, ...)."""
+        drawn = self.sampler.sample(x_1)
+        return PathTimes(to_path_time(drawn.t), drawn.weight, drawn)
+
+    def observe(
+        self, x_1: Tensor, drawn: PathTimes, losses: Tensor, loss_at: LossAt | None = None
+    ) -> AbstractContextManager[None]:
+        """Wrap the optimizer's step, as a sampler's `observe`; `loss_at(rows, t)` is called with the path's time."""
+        at = given_or_unneeded(loss_at, self.sampler)
+
+        def loss_at_t(rows: Tensor, t: Tensor) -> Tensor:
+            return at(rows, to_path_time(t))
+
+        return self.sampler.observe(x_1, drawn.drawn, losses.detach(), loss_at_t)
+
+
+def to_path_time(t: Tensor) -> Tensor:
+    """Return 1 - t, below 1 as `torch.rand` is: paths may divide by what vanishes at 1."""
+    return (1 - t).clamp(max=BELOW_ONE)
+
+
+def path_process(path: Any) -> ReadProcess:
+    """Return the process of a path between Gaussian noise and data: for weightings, and samplers that take a process.
+
+    `path_process(path).prediction` is the velocity that its networks predict, so that
+    `ks.min_snr()(process.log_snr(t), process.prediction)` is the factor on their squared error.
+    """
+    alpha, sigma = factors(path)
+    is_flow = not (hasattr(path, "compute_mu_t") and _adds_noise(path))
+    return ReadProcess(lambda t: alpha(1 - t), lambda t: sigma(1 - t), lambda t: 1 - t, is_flow=is_flow)
+
+
+def factors(path: Any) -> tuple[OfTime, OfTime]:
+    """Return the factors of data and of noise as functions of the path's time."""
+    if hasattr(path, "compute_mu_t"):
+        if hasattr(path, "ot_sampler"):
+            raise ValueError(
+                f"a process has noise that is independent of the data, got {type(path).__name__}, which couples them: "
+                "leave out what needs a process"
+            )
+        return _matcher_data(path), _matcher_noise(path)
+    if not hasattr(path, "scheduler") or not hasattr(path, "target_to_velocity"):
+        raise ValueError(
+            f"a process is read from an AffineProbPath or a ConditionalFlowMatcher, got {path!r}: "
+            "leave out what needs a process"
+        )
+    return (lambda t: path.scheduler(t).alpha_t), (lambda t: path.scheduler(t).sigma_t)
+
+
+def _matcher_data(path: Any) -> OfTime:
+    def alpha(t: Tensor) -> Tensor:
+        mean: Tensor = path.compute_mu_t(torch.zeros_like(t), torch.ones_like(t), t)
+        return mean
+
+    return alpha
+
+
+def _matcher_noise(path: Any) -> OfTime:
+    """Return the root of the variances of the mean's share of x0, being noise, and of the noise on top."""
+
+    def sigma(t: Tensor) -> Tensor:
+        share = path.compute_mu_t(torch.ones_like(t), torch.zeros_like(t), t)
+        added = torch.as_tensor(path.compute_sigma_t(t), dtype=t.dtype, device=t.device)
+        return torch.hypot(share, added.expand_as(t))
+
+    return sigma
+
+
+def _adds_noise(path: Any) -> bool:
+    """Return whether a matcher has noise on top of x0, which its velocity leaves out."""
+    middle = torch.tensor([0.5])
+    has_x0 = bool(path.compute_mu_t(torch.ones(1), torch.zeros(1), middle) != 0)
+    return has_x0 and bool(torch.as_tensor(path.compute_sigma_t(middle)) != 0)
+
+
+def check_direction(path: Any) -> None:
+    """Raise unless the path's time runs from noise at 0 to data at 1."""
+    ends = torch.tensor([0.0, 1.0])
+    if hasattr(path, "compute_mu_t"):
+        share_of_data = _matcher_data(path)(ends)
+    elif callable(getattr(path, "scheduler", None)):
+        share_of_data = path.scheduler(ends).alpha_t
+    else:
+        raise ValueError(
+            f"path must be a flow_matching path with a scheduler or a torchcfm matcher, got {path!r}: "
+            "pass for instance CondOTProbPath()"
+        )
+    if not bool(share_of_data[0] < share_of_data[1]):
+        raise ValueError(
+            f"the path's time must run from noise at 0 to data at 1, got shares of data {share_of_data.tolist()}: "
+            "where it runs from data to noise, use the sampler itself"
+        )

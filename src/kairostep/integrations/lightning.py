@@ -1,0 +1,133 @@
+"""Lightning: a sampler in a callback, which observes each step of the optimizer and is part of the checkpoint.
+
+class Denoiser(L.LightningModule):
+    def training_step(self, x, batch_idx):
+        drawn = self.sampling.sample(x)
+        losses = self.losses_at(x, drawn.t)
+        return self.sampling.loss(x, drawn, losses)
+
+model.sampling = TimestepSampling(ks.RootLoss())
+L.Trainer(callbacks=[model.sampling]).fit(model, loader)
+"""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from kairostep.integrations.reach import checked_sampler, given_or_unneeded
+from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
+
+
+class TimestepSampling(Callback):
+    """Draws timesteps in `training_step`, and lets the sampler learn around the optimizer's step.
+
+    For automatic optimization with one optimizer, as Lightning has it. With gradient accumulation the last micro-batch
+    of a step is observed. The sampler follows the module to its device; it is not part of the module, or its policy's
+    parameters would be trained and reduced with the module's.
+    """
+
+    def __init__(self, sampler: TimestepSampler) -> None:
+        self.sampler = checked_sampler(sampler)
+        self._trainer: Trainer | None = None  # while it fits
+        self._drawn = False  # and not yet seen the losses
+        self._seen: tuple[Tensor, Timesteps, Tensor, LossAt] | None = None  # of the latest micro-batch
+        self._observation: AbstractContextManager[None] | None = None  # around the optimizer's step
+
+    # What a training step calls
+
+    def sample(self, x0: Tensor) -> Timesteps:
+        """Return one time and one weight for each row of the clean batch x0 (B, ...)."""
+        self._drawn, self._seen = True, None
+        return self.sampler.sample(x0)
+
+    def loss(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Tensor:
+        """Return the weighted mean of the losses (B,), to be returned, and keep them for the step that follows.
+
+        `loss_at(rows, t)` is needed by samplers that `uses_loss_at`; it is called with the trainer's precision.
+        """
+        if self._trainer is None or not self._trainer.training:
+            raise RuntimeError(
+                "a sampler's losses belong to training with this callback, and none is going on: pass it, "
+                "L.Trainer(callbacks=[sampling]); in validation return the losses at uniform times"
+            )
+        at = given_or_unneeded(loss_at, self.sampler)
+        if losses.shape != drawn.weight.shape:
+            raise ValueError(
+                f"losses must be one value per sample, {tuple(drawn.weight.shape)}, got {tuple(losses.shape)}: reduce "
+                "over all dimensions but the first, for instance losses.flatten(1).mean(1)"
+            )
+        self._drawn, self._seen = False, (x0, drawn, losses.detach(), _in_precision_of(self._trainer, at))
+        return (losses * drawn.weight).mean()
+
+    # What the trainer calls
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Move the sampler to the module's device, and refuse what cannot be observed."""
+        if not pl_module.automatic_optimization:
+            raise ValueError(
+                "TimestepSampling needs automatic optimization, got a module that steps by itself: there write "
+                "`with sampling.sampler.observe(x, drawn, losses.detach(), loss_at): optimizer.step()`"
+            )
+        self.sampler.to(pl_module.device)
+        self._trainer, self._drawn, self._seen = trainer, False, None
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse a gradient at drawn times whose losses the sampler did not see."""
+        if self._drawn:
+            raise RuntimeError(
+                "a sampler that draws must see the losses, but training_step did not show them: "
+                "return sampling.loss(x, drawn, losses) from it"
+            )
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Begin to observe: the gradient is there, the weights are still the old ones."""
+        if self._observation is not None:
+            raise RuntimeError(
+                f"an optimizer must run its closure once per step, {type(optimizer).__name__} did again, and draws and "
+                "losses of one step cannot be told apart: use another optimizer"
+            )
+        seen, self._seen = self._seen, None
+        if seen is not None:  # else training_step gave no loss, to skip its batch
+            self._observation = self.sampler.observe(*seen)
+            self._observation.__enter__()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """End the observation, if this batch ended with a step; before checkpoints, which come after all callbacks."""
+        observation, self._observation = self._observation, None
+        if observation is not None:
+            observation.__exit__(None, None, None)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Learn nothing from a step that failed."""
+        observation, self._observation, self._trainer = self._observation, None, None
+        if observation is not None:
+            observation.__exit__(type(exception), exception, exception.__traceback__)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Let go of the trainer."""
+        self._trainer, self._seen = None, None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sampler's state for the checkpoint; every rank holds the same."""
+        return {"sampler": self.sampler.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up the sampler's state."""
+        self.sampler.load_state_dict(state_dict["sampler"])
+
+
+def _in_precision_of(trainer: Trainer, loss_at: LossAt) -> LossAt:
+    """Return `loss_at` as Lightning runs a training step, under autocast where its precision is mixed."""
+
+    def precise(rows: Tensor, t: Tensor) -> Tensor:
+        with trainer.precision_plugin.forward_context():
+            return loss_at(rows, t)
+
+    return precise

@@ -1,0 +1,163 @@
+"""Samplers in lucidrains' denoising-diffusion-pytorch, in its Trainer or in any loop that calls `diffusion(images)`.
+
+trainer = Trainer(diffusion, folder)
+SampledDiffusion(diffusion, ks.RootLoss(), trainer.opt)
+trainer.train()
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from kairostep.diffusion import EPSILON, X0, DiscreteProcess, Objective, Prediction, V
+from kairostep.integrations.noise_levels import follow
+from kairostep.integrations.optimizer_hooks import StepObserver
+from kairostep.integrations.reach import checked_sampler
+from kairostep.timesteps import Speed, Timesteps, TimestepSampler
+
+PREDICTIONS: dict[str, Prediction] = {"pred_noise": EPSILON, "pred_x0": X0, "pred_v": V}
+
+
+class SampledDiffusion:
+    """Puts a sampler into a GaussianDiffusion (or 1D), by hooks on the module and on the optimizer.
+
+    In train mode, a call without `times` draws them, weights each sample's loss, and shows the losses to the sampler
+    around the optimizer's next step. In eval mode, without gradients, and with `times` given, all is as it was. The
+    losses shown have the library's `loss_weight` in them; as a function of t it is `objective_of(diffusion).weight`.
+
+    Make it after the Trainer, whose EMA would copy it too. Save `sampler.state_dict()` beside the Trainer's milestones.
+    """
+
+    def __init__(self, diffusion: nn.Module, sampler: TimestepSampler, optimizer: Optimizer) -> None:
+        self.sampler = checked_sampler(sampler)
+        check_diffusion(diffusion)
+        if isinstance(sampler, Speed) and has_min_snr(diffusion):
+            raise ValueError(
+                "a loss is weighted once, got Speed, which weighs by its own rule, and min_snr_loss_weight=True: "
+                "leave one of them out"
+            )
+        self.diffusion: Any = diffusion
+        self.observer = StepObserver(sampler, optimizer)
+        self._asked: tuple[Timesteps, str, tuple[Any, ...], dict[str, Any]] | None = None
+        self._handles = [
+            diffusion.register_forward_pre_hook(self._before, with_kwargs=True),
+            diffusion.register_forward_hook(self._after),
+        ]
+
+    def remove(self) -> None:
+        """Leave the diffusion and the optimizer as they were."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self.observer.remove()
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Draw times for this call, and ask for one loss per sample."""
+        self._asked = None
+        if not module.training or kwargs.get("times") is not None or not torch.is_grad_enabled():
+            return None
+        if kwargs.get("return_reduced_loss") is False:
+            raise ValueError("a sampler weighs one loss per sample, got return_reduced_loss=False: leave it out")
+        images, *others = args if args else (kwargs["img"],)
+        follow(self.sampler, images.device)
+        drawn = self.sampler.sample(images)
+        rest = {name: value for name, value in kwargs.items() if name not in ("img", "times", "loss_reduction")}
+        self._asked = drawn, kwargs.get("loss_reduction", "mean"), (images, *others), rest
+        times = drawn.index(self.diffusion.num_timesteps)
+        return (images, *others), {**rest, "times": times, "loss_reduction": "none"}
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], losses: Tensor) -> Tensor | None:
+        """Weigh the losses (B,), show them, and reduce them as the caller asked."""
+        if self._asked is None:
+            return None
+        (drawn, reduction, given, rest), self._asked = self._asked, None
+        self.observer.show(given[0], drawn, losses, self._loss_at(given, rest))
+        weighted = losses * drawn.weight.to(losses.dtype)
+        return weighted if reduction == "none" else weighted.mean()
+
+    def _loss_at(self, given: tuple[Any, ...], rest: dict[str, Any]) -> Callable[[Tensor, Tensor], Tensor]:
+        num_rows = len(given[0])
+
+        def some(value: Any, rows: Tensor) -> Any:
+            per_row = isinstance(value, Tensor) and value.ndim > 0 and len(value) == num_rows
+            return value[rows] if per_row else value
+
+        def loss_at(rows: Tensor, t: Tensor) -> Tensor:
+            times = Timesteps(t, torch.ones_like(t)).index(self.diffusion.num_timesteps)
+            args = [some(value, rows) for value in given]
+            kwargs = {name: some(value, rows) for name, value in rest.items()}
+            state = random.getstate()  # self-conditioning tosses Python's coin, which a probe has to know too
+            random.seed(int(torch.randint(2**31, ())))
+            try:
+                losses: Tensor = self.diffusion(*args, **kwargs, times=times, loss_reduction="none")
+            finally:
+                random.setstate(state)
+            return losses
+
+        return loss_at
+
+
+def process_of(diffusion: Any) -> DiscreteProcess:
+    """Return the process that a GaussianDiffusion trains on."""
+    check_diffusion(diffusion)
+    for name in ("offset_noise_strength", "immiscible"):
+        if getattr(diffusion, name, 0):
+            raise ValueError(
+                f"a process has independent unit noise, got {name}={getattr(diffusion, name)}: "
+                "leave out what needs a process, such as InfoNoise, or that option"
+            )
+    return DiscreteProcess.from_betas(diffusion.betas)
+
+
+def prediction_of(diffusion: Any) -> Prediction:
+    """Return what its network predicts."""
+    check_diffusion(diffusion)
+    objective: str = diffusion.objective
+    if objective not in PREDICTIONS:
+        raise ValueError(f"objective must be one of {', '.join(PREDICTIONS)}, got {objective!r}")
+    return PREDICTIONS[objective]
+
+
+def objective_of(diffusion: Any) -> Objective:
+    """Return its loss, Min-SNR and all, as an Objective: `.weight`, `.x0_weight` and `.reweighting` for samplers."""
+    process, prediction = process_of(diffusion), prediction_of(diffusion)
+    if getattr(diffusion, "vb_loss_weight", None) is not None or hasattr(diffusion, "pred_noise_loss_weight"):
+        raise ValueError(
+            f"an objective is one squared error, got {type(diffusion).__name__}, which adds others: "
+            "leave out what needs an objective"
+        )
+
+    def weighting(log_snr: Tensor, of: Prediction) -> Tensor:
+        if of != prediction:
+            raise ValueError(f"this weighting is that of {prediction}, got {of}: the library has it for one alone")
+        index = process.time(process.t_at(log_snr))
+        weight: Tensor = diffusion.loss_weight.to(log_snr)[index]
+        return weight
+
+    return Objective(process, prediction, weighting)
+
+
+def has_min_snr(diffusion: Any) -> bool:
+    """Return whether the library's weight has Min-SNR in it: less where SNR is high than what is predicted asks for."""
+    alpha_bar = DiscreteProcess.from_betas(diffusion.betas).alphas_cumprod
+    snr = alpha_bar / (1 - alpha_bar)
+    plain = {"pred_noise": torch.ones_like(snr), "pred_x0": snr, "pred_v": alpha_bar}[diffusion.objective]
+    return bool((diffusion.loss_weight.double().cpu() < 0.99 * plain).any())
+
+
+def check_diffusion(diffusion: Any) -> None:
+    """Raise unless this is a diffusion in discrete steps, 0 the least noisy."""
+    missing = [
+        name
+        for name in ("num_timesteps", "betas", "alphas_cumprod", "loss_weight", "objective", "p_losses")
+        if not hasattr(diffusion, name)
+    ]
+    if missing:
+        raise ValueError(
+            f"diffusion must be lucidrains' GaussianDiffusion or GaussianDiffusion1D, got a {type(diffusion).__name__} "
+            f"without {', '.join(missing)}: the continuous-time ones take their times or sigmas from the caller"
+        )

@@ -1,0 +1,131 @@
+"""Samplers as the ScheduleSampler of improved-diffusion, guided-diffusion, DiT and their forks.
+
+    from improved_diffusion.resample import LossAwareSampler
+    schedule_sampler = create_named_schedule_sampler("root_loss", diffusion, base=LossAwareSampler)
+    TrainLoop(..., schedule_sampler=schedule_sampler)
+
+Their loops show losses only to what is an instance of their own LossAwareSampler; `base` makes it one.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kairostep.diffusion import DiscreteProcess
+from kairostep.integrations.noise_levels import follow
+from kairostep.integrations.reach import check_reach, checked_sampler, learn_without_step, learns
+from kairostep.names import SAMPLERS, arguments_of, from_name
+from kairostep.timesteps import Timesteps, TimestepSampler
+from kairostep.timesteps.distributed import rank, world_size
+
+if TYPE_CHECKING:
+    import numpy as np
+
+UNSHOWN = 100  # draws in a row of which a sampler that learns is shown no loss, before it says so
+
+
+class ScheduleSampler:
+    """`sample(batch_size, device)` gives (steps 0..T-1, weights); `update_with_local_losses(steps, losses)` teaches.
+
+    diffusion: has `num_timesteps` and `betas`, step 0 being the least noisy.
+    """
+
+    def __init__(self, sampler: TimestepSampler, diffusion: Any) -> None:
+        check_reach(sampler, "ScheduleSampler.sample(batch_size, device)", x0=False, loss_at=False)
+        process = process_of(diffusion)
+        self.sampler, self.num_steps = sampler, process.num_steps
+        self._num_unshown = 0
+
+    def weights(self) -> "np.ndarray[Any, Any]":
+        """Return how often each step is drawn now, (T,), summing to 1."""
+        return self.sampler.density(self.num_steps).cpu().numpy()
+
+    def sample(self, batch_size: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
+        """Return one step (B,) int64 and one weight (B,) per row; the sampler follows to the device."""
+        rows = torch.empty(batch_size, 0, device=device)
+        follow(self.sampler, rows.device)
+        drawn = self.sampler.sample(rows)
+        self._num_unshown += 1
+        if self._num_unshown == UNSHOWN and learns(self.sampler):
+            warnings.warn(
+                f"{UNSHOWN} draws in a row were followed by no loss, so {type(self.sampler).__name__} learns nothing: "
+                "call update_with_local_losses, or pass base=LossAwareSampler so that the loop does",
+                stacklevel=2,
+            )
+        return drawn.index(self.num_steps), drawn.weight
+
+    def update_with_local_losses(self, local_ts: Tensor, local_losses: Tensor) -> None:
+        """Show this rank's losses (B,) at its steps (B,), before weights; all ranks learn the same."""
+        self._num_unshown = 0
+        t = (local_ts + 0.5) / self.num_steps
+        learn_without_step(self.sampler, Timesteps(t, torch.ones_like(t)), local_losses)
+
+    def update_with_all_losses(self, ts: Sequence[int], losses: Sequence[float]) -> None:
+        """Show the losses of all ranks at once, the same on each: each rank takes its part of them."""
+        if len(ts) != len(losses):
+            raise ValueError(f"there must be one loss per step, got {len(ts)} steps and {len(losses)} losses")
+        device = next((tensor.device for tensor in self.sampler.buffers()), None)
+        parts = (torch.as_tensor(values, device=device).tensor_split(world_size())[rank()] for values in (ts, losses))
+        self.update_with_local_losses(*parts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the sampler learned, which their checkpoints leave out: save it beside them."""
+        return self.sampler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what a sampler learned."""
+        self.sampler.load_state_dict(state)
+
+
+def as_loss_aware(base: type) -> type[ScheduleSampler]:
+    """Return ScheduleSampler as a subclass of their LossAwareSampler, whose losses their loops show."""
+    if not (isinstance(base, type) and hasattr(base, "update_with_local_losses")):
+        raise ValueError(
+            f"base must be the LossAwareSampler class of the code that trains, got {base!r}: "
+            "import it from that code's resample.py or timestep_sampler.py"
+        )
+    return type("LossAwareScheduleSampler", (ScheduleSampler, base), {"__doc__": ScheduleSampler.__doc__})
+
+
+def create_named_schedule_sampler(
+    name: str | TimestepSampler, diffusion: Any, *, base: type | None = None, **options: Any
+) -> ScheduleSampler:
+    """Return the schedule sampler of this name, or of this sampler, in place of theirs.
+
+    Names are theirs ("uniform", "loss-second-moment") and those of `ks.from_name`, "-" and "_" alike; samplers that
+    take the process are given the one of `diffusion`. One that learns needs `base`, their LossAwareSampler.
+    """
+    if isinstance(name, str):
+        name = name.replace("-", "_")
+        taken = arguments_of(SAMPLERS[name]) if name in SAMPLERS else {}
+        given = {"process": process_of(diffusion)} if "process" in taken else {}
+        if name == "loss_second_moment":
+            given["num_bins"] = diffusion.num_timesteps
+        sampler = checked_sampler(from_name(name, **{**given, **options}))  # type: ignore[arg-type]  # checked here
+    elif options:
+        raise ValueError(f"options belong to the name of a sampler, got {options} and {name!r}: leave them out")
+    else:
+        sampler = checked_sampler(name)
+    if base is None and learns(sampler):
+        raise ValueError(
+            f"{type(sampler).__name__} learns from losses, which these loops show to their own LossAwareSampler alone: "
+            "pass base=LossAwareSampler, or make a ScheduleSampler and call update_with_local_losses yourself"
+        )
+    return (ScheduleSampler if base is None else as_loss_aware(base))(sampler, diffusion)
+
+
+def process_of(diffusion: Any) -> DiscreteProcess:
+    """Return the process of their GaussianDiffusion, in the steps that it trains on."""
+    betas = getattr(diffusion, "betas", None)
+    if betas is None or not hasattr(diffusion, "num_timesteps"):
+        raise ValueError(
+            f"diffusion must have betas and num_timesteps, as GaussianDiffusion has, got {diffusion!r}: "
+            "pass the object whose training_losses(model, x, t) is called"
+        )
+    process = DiscreteProcess.from_betas(torch.as_tensor(betas))  # betas above 0: noise grows with the step
+    if process.num_steps != diffusion.num_timesteps:
+        raise ValueError(f"betas must be one per step, got {process.num_steps} for {diffusion.num_timesteps} steps")
+    return process

@@ -1,0 +1,56 @@
+"""What a sampler can have in somebody else's code: a step, the data, losses at other times; and what it cannot."""
+
+import torch
+from torch import Tensor
+
+from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
+
+
+@torch.no_grad()
+def learn_without_step(sampler: TimestepSampler, drawn: Timesteps, losses: Tensor) -> None:
+    """Show losses (B,) to a sampler where the step is out of reach: the same, for all that ask for no other loss."""
+    with sampler.observe(drawn.t.new_empty(len(drawn.t), 0), drawn, losses.detach(), out_of_reach):
+        pass
+
+
+def learns(sampler: TimestepSampler) -> bool:
+    """Return whether the sampler learns from what it is shown."""
+    return type(sampler).observe is not TimestepSampler.observe
+
+
+def checked_sampler(sampler: TimestepSampler) -> TimestepSampler:
+    """Return `sampler` if it is one."""
+    if not isinstance(sampler, TimestepSampler):
+        raise ValueError(f"sampler must be a kairostep sampler, got {sampler!r}: pass for instance ks.RootLoss()")
+    return sampler
+
+
+def check_reach(sampler: TimestepSampler, where: str, *, x0: bool, loss_at: bool) -> None:
+    """Raise unless the sampler does with what can be had in this place."""
+    checked_sampler(sampler)
+    name = type(sampler).__name__
+    if sampler.uses_x0 and not x0:
+        raise ValueError(
+            f"{where} draws before it sees the data, got {name}, whose draws depend on them: pass for instance "
+            "ks.RootLoss(), or write the loop with sampler.sample(x0)"
+        )
+    if sampler.uses_loss_at and not loss_at:
+        raise ValueError(
+            f"{where} cannot evaluate losses around a step, got {name}, which asks for them: pass for instance "
+            "ks.RootLoss(), or use sampler.observe or StepObserver with a loss_at"
+        )
+
+
+def out_of_reach(rows: Tensor, t: Tensor) -> Tensor:
+    """Stand for a `loss_at` that nobody gave."""
+    raise RuntimeError("a loss beyond those shown was asked for, and none can be had here: pass loss_at")
+
+
+def given_or_unneeded(loss_at: LossAt | None, sampler: TimestepSampler, call: str = "loss_at(rows, t)") -> LossAt:
+    """Return `loss_at`, or where the sampler does without one, a stand-in; raise where it does not."""
+    if loss_at is None and sampler.uses_loss_at:
+        raise ValueError(
+            f"{type(sampler).__name__} asks for losses at other times: pass a fourth argument, {call}, that returns "
+            "the losses of these rows of the batch"
+        )
+    return loss_at or out_of_reach

@@ -1,0 +1,89 @@
+"""The examples with other libraries: both scripts of each run, they differ in few lines, and the sampler learns."""
+
+import difflib
+import math
+import re
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState
+
+import kairostep as ks
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FOLDERS = sorted(path.parent for path in EXAMPLES.glob("*/with_sampler.py") if path.parent.name != "drop_in")
+NUM_STEPS = 3
+MAX_CHANGES = 8
+MAX_LINES = 70
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*`isinstance.treespec, LeafSpec.` is deprecated"),  # Lightning on torch 2.13
+]
+
+
+@pytest.fixture(autouse=True)
+def _processes_of_their_own() -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        forget_accelerators()
+        yield
+        forget_accelerators()
+
+
+def forget_accelerators() -> None:
+    """Drop what accelerate keeps for the whole process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """Return the losses that samplers will be shown, one (B,) for each step."""
+    losses_shown: list[torch.Tensor] = []
+    record = ks.RootLoss.record
+
+    def recorded(self: ks.RootLoss, t: torch.Tensor, losses: torch.Tensor) -> None:
+        losses_shown.append(losses)
+        record(self, t, losses)
+
+    monkeypatch.setattr(ks.RootLoss, "record", recorded)
+    return losses_shown
+
+
+@pytest.mark.parametrize("script", ["plain.py", "with_sampler.py"])
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_both_scripts_run(
+    folder: Path,
+    script: str,
+    shown: list[torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [script, str(NUM_STEPS)])
+    variables = runpy.run_path(str(folder / script))
+    printed = re.findall(r"^step \d+: loss (\S+)$", capsys.readouterr().out, re.MULTILINE)
+    loss = float(printed[-1]) if printed else float(variables["loss"].detach())
+    assert 0 < loss < math.inf
+    assert len(shown) == (NUM_STEPS if script == "with_sampler.py" else 0)
+    for losses in shown:
+        assert losses.ndim == 1
+        assert bool(losses.isfinite().all())
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_few_lines_change(folder: Path) -> None:
+    before, after = ((folder / name).read_text().splitlines() for name in ("plain.py", "with_sampler.py"))
+    changes = [line[:2] for line in difflib.ndiff(before, after)]
+    assert 0 < changes.count("+ ") <= MAX_CHANGES
+    assert changes.count("- ") <= MAX_CHANGES
+    assert len(after) <= MAX_LINES
+
+
+def test_every_library_has_its_example() -> None:
+    assert {"diffusers_unconditional", "lightning_module", "text_to_image_lora"} <= {folder.name for folder in FOLDERS}

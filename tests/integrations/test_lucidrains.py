@@ -1,0 +1,357 @@
+"""Our samplers in lucidrains' denoising-diffusion-pytorch.
+
+Its package demands torchvision, so the test environment has none. Reproduced here by call shape, from 2.3.4: a
+GaussianDiffusion with its buffers, `objective`, `forward(img, *args, times=None, loss_reduction="mean", **kwargs)`,
+`random_times`, `p_losses` and self-conditioning by Python's coin. The real GaussianDiffusion goes through the same
+tests, and the real Unet, GaussianDiffusion1D and Trainer through ones of their own, where the package imports.
+"""
+
+import copy
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from real_libraries import import_real
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+import kairostep as ks
+from kairostep.integrations.lucidrains import (
+    SampledDiffusion,
+    has_min_snr,
+    objective_of,
+    prediction_of,
+    process_of,
+)
+
+T = 20
+STAND_INS = ("torchvision", "pytorch_fid")
+
+
+class GaussianDiffusion(nn.Module):
+    """Theirs, as far as a loop sees it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        timesteps: int = T,
+        objective: str = "pred_v",
+        min_snr_loss_weight: bool = False,
+        min_snr_gamma: float = 5,
+        offset_noise_strength: float = 0.0,
+        immiscible: bool = False,
+        **shape: Any,
+    ) -> None:
+        super().__init__()
+        self.model, self.objective, self.num_timesteps = model, objective, timesteps
+        self.self_condition = getattr(model, "self_condition", False)
+        self.offset_noise_strength, self.immiscible = offset_noise_strength, immiscible
+        betas = torch.linspace(1e-4, 0.02, timesteps, dtype=torch.float64) * 500 / timesteps
+        alphas_cumprod = (1 - betas).cumprod(0)
+        snr = alphas_cumprod / (1 - alphas_cumprod)
+        clipped = snr.clamp(max=min_snr_gamma) if min_snr_loss_weight else snr
+        weight = {"pred_noise": clipped / snr, "pred_x0": clipped, "pred_v": clipped / (snr + 1)}[objective]
+        for name, value in (("betas", betas), ("alphas_cumprod", alphas_cumprod), ("loss_weight", weight)):
+            self.register_buffer(name, value.float())
+
+    def random_times(self, batch_size: int) -> Tensor:
+        """Return uniform steps."""
+        return torch.randint(0, self.num_timesteps, (batch_size,))
+
+    def p_losses(self, x_start: Tensor, t: Tensor, noise: Tensor | None = None, loss_reduction: str = "mean") -> Tensor:
+        """Return the mean loss or, with "none", that of each sample."""
+        noise = torch.randn_like(x_start) if noise is None else noise
+        alpha_bar = self.alphas_cumprod[t].view(-1, *[1] * (x_start.ndim - 1))
+        alpha, sigma = alpha_bar.sqrt(), (1 - alpha_bar).sqrt()
+        x = alpha * x_start + sigma * noise
+        x_self_cond = x if self.self_condition and random.random() < 0.5 else None
+        output = self.model(x, t, x_self_cond)
+        target = {"pred_noise": noise, "pred_x0": x_start, "pred_v": alpha * noise - sigma * x_start}[self.objective]
+        loss = F.mse_loss(output, target, reduction="none").flatten(1).mean(1) * self.loss_weight[t]
+        return loss if loss_reduction == "none" else loss.mean()
+
+    def forward(
+        self, img: Tensor, *args: Any, times: Tensor | None = None, loss_reduction: str = "mean", **kwargs: Any
+    ) -> Tensor:
+        """Return the loss of images in [0, 1]."""
+        times = self.random_times(len(img)) if times is None else times
+        return self.p_losses(img * 2 - 1, times, *args, loss_reduction=loss_reduction, **kwargs)
+
+
+class Network(nn.Module):
+    """A network with the attributes that they ask for."""
+
+    channels = out_dim = 1
+    self_condition = False
+
+    def __init__(self, *, self_condition: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.self_condition = self_condition
+        self.layers = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.SiLU(), nn.Conv2d(8, 1, 3, padding=1))
+
+    def forward(self, x: Tensor, t: Tensor, x_self_cond: Tensor | None = None) -> Tensor:
+        """Return a prediction."""
+        level = (t / T).view(-1, 1, 1, 1).expand_as(x)
+        return self.layers(torch.cat([x if x_self_cond is None else x + x_self_cond, level], 1))
+
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture(params=["call shape", "real library"])
+def make(request: pytest.FixtureRequest) -> Make:
+    """Return the maker of a diffusion around a small network."""
+    diffusion = GaussianDiffusion
+    if request.param == "real library":
+        diffusion = import_real("denoising_diffusion_pytorch", *STAND_INS).GaussianDiffusion
+
+    def made(*, self_condition: bool = False, **options: Any) -> Any:
+        network = Network(self_condition=self_condition)
+        return diffusion(network, image_size=4, **{"timesteps": T, **options})
+
+    return made
+
+
+class Loop:
+    """Their Trainer's step: `loss = model(data); backward; opt.step(); opt.zero_grad()`."""
+
+    def __init__(self, diffusion: Any, sampler: ks.TimestepSampler | None) -> None:
+        self.model, self.sampler = diffusion, sampler
+        self.opt = torch.optim.Adam(diffusion.parameters(), lr=1e-2)
+        self.sampled = None if sampler is None else SampledDiffusion(diffusion, sampler, self.opt)
+
+    def step(self, step: int, rounds: int = 2) -> None:
+        """Train on two micro-batches."""
+        torch.manual_seed(step)
+        random.seed(step)
+        self.model.train()
+        for _ in range(rounds):
+            loss = self.model(torch.rand(8, 1, 4, 4)) / rounds
+            loss.backward()
+        self.opt.step()
+        self.opt.zero_grad()
+
+
+def root_loss() -> ks.RootLoss:
+    return ks.RootLoss(num_bins=5, warmup=4, refresh=2, gate=1.0)
+
+
+def adaptive() -> ks.Adaptive:
+    policy = ks.BetaPolicy.for_input((1, 4, 4), hidden=8)
+    return ks.Adaptive(policy, num_steps=T, every=3, sweep=10, reward_rows=4)
+
+
+@pytest.mark.parametrize("objective", ["pred_noise", "pred_x0", "pred_v"])
+def test_uniform_gives_their_losses_and_gradients_on_the_same_numbers(make: Make, objective: str) -> None:
+    images = torch.rand(8, 1, 4, 4)
+    times = ks.Uniform().sample(images).index(T)
+    ours, theirs = (make(objective=objective, min_snr_loss_weight=True) for _ in range(2))
+    SampledDiffusion(ours, ks.Uniform(), torch.optim.SGD(ours.parameters()))
+    theirs.random_times = lambda batch_size: times
+    both = []
+    for diffusion in (ours, theirs):
+        torch.manual_seed(3)
+        loss = diffusion(images)
+        loss.backward()
+        both.append([loss.detach(), *(parameter.grad for parameter in diffusion.parameters())])
+    torch.testing.assert_close(both[0], both[1], rtol=0, atol=0)
+
+
+def test_losses_are_weighted_and_reduced_as_the_caller_asks(make: Make) -> None:
+    images = torch.rand(8, 1, 4, 4)
+    drawn = ks.LogitNormal(unbiased=True).sample(images)
+    losses = []
+    for reduction in ("none", "mean"):
+        diffusion = make()
+        torch.manual_seed(3)
+        plain = diffusion(images, times=drawn.index(T), loss_reduction="none")
+        sampled = SampledDiffusion(diffusion, ks.LogitNormal(unbiased=True), torch.optim.SGD(diffusion.parameters()))
+        torch.manual_seed(3)
+        losses.append(diffusion(images, loss_reduction=reduction))
+        torch.manual_seed(3)
+        torch.testing.assert_close(diffusion(images, times=drawn.index(T), loss_reduction="none"), plain)
+        sampled.remove()
+    torch.testing.assert_close(losses[0], plain * drawn.weight)
+    torch.testing.assert_close(losses[1], (plain * drawn.weight).mean())
+
+
+def test_in_eval_mode_without_gradients_and_once_removed_all_is_as_it_was(make: Make) -> None:
+    diffusion, untouched, images = make(), make(), torch.rand(8, 1, 4, 4)
+    sampler = root_loss()
+    sampled = SampledDiffusion(diffusion, sampler, torch.optim.SGD(diffusion.parameters()))
+
+    def loss(of: Any) -> Tensor:
+        torch.manual_seed(4)
+        return of(images)
+
+    diffusion.eval()
+    torch.testing.assert_close(loss(diffusion), loss(untouched), rtol=0, atol=0)
+    diffusion.train()
+    with torch.no_grad():
+        torch.testing.assert_close(loss(diffusion), loss(untouched), rtol=0, atol=0)
+    sampled.remove()
+    torch.testing.assert_close(loss(diffusion), loss(untouched), rtol=0, atol=0)
+    assert int(sampler.squares.num_seen.sum()) == 0
+
+
+@pytest.mark.parametrize("kind", [root_loss, adaptive])
+@pytest.mark.parametrize("self_condition", [False, True])
+def test_a_learning_sampler_trains_and_resumes_bitwise(make: Make, kind: Any, self_condition: bool) -> None:
+    whole, first, second = (Loop(make(self_condition=self_condition), kind()) for _ in range(3))
+    for step in range(14):
+        whole.step(step)
+    for step in range(8):
+        first.step(step)
+    for name in ("model", "opt", "sampler"):
+        getattr(second, name).load_state_dict(copy.deepcopy(getattr(first, name).state_dict()))
+    for step in range(8, 14):
+        second.step(step)
+    torch.testing.assert_close(second.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(second.sampler.state_dict(), whole.sampler.state_dict(), rtol=0, atol=0)
+    assert float(whole.sampler.density(5).max()) > 0.201
+
+
+@pytest.mark.parametrize("self_condition", [False, True])
+def test_probes_leave_training_as_it_is(make: Make, self_condition: bool) -> None:
+    still = ks.Adaptive(ks.BetaPair(), num_steps=T, every=2, sweep=10, reward_rows=4, learning_rate=0.0, floor=0.5)
+    never = ks.Adaptive(ks.BetaPair(), num_steps=T, every=10**6, sweep=10, reward_rows=4, learning_rate=0.0, floor=0.5)
+    never.steps.advance()  # past the first step, which would be probed
+    loops = [Loop(make(self_condition=self_condition), sampler) for sampler in (still, never)]
+    for step in range(6):
+        for loop in loops:
+            loop.step(step)
+    torch.testing.assert_close(loops[0].model.state_dict(), loops[1].model.state_dict(), rtol=0, atol=0)
+    assert int(still.num_probes) > 0
+    assert int(never.num_probes) == 0
+
+
+def test_conditions_go_with_their_rows(make: Make) -> None:
+    diffusion, images, noise = make(), torch.rand(8, 1, 4, 4), torch.randn(8, 1, 4, 4)
+    sampler = adaptive()
+    asked = []
+    sampler.observe = lambda x0, drawn, losses, loss_at: (
+        asked.append((losses, loss_at(torch.arange(8).flip(0), drawn.t.flip(0)))) or torch.no_grad()
+    )
+    optimizer = torch.optim.SGD(diffusion.parameters(), lr=0.0)
+    SampledDiffusion(diffusion, sampler, optimizer)
+    for given in (((images, noise), {}), ((images,), {"noise": noise})):
+        diffusion(*given[0], **given[1]).backward()
+        optimizer.step()
+    for losses, reversed_losses in asked:
+        torch.testing.assert_close(reversed_losses.flip(0), losses)
+
+
+@pytest.mark.parametrize("min_snr", [False, True])
+@pytest.mark.parametrize(
+    ("objective", "prediction"), [("pred_noise", ks.EPSILON), ("pred_x0", ks.X0), ("pred_v", ks.V)]
+)
+def test_prediction_process_and_weight_are_read_from_the_library(
+    make: Make, objective: str, prediction: Any, min_snr: bool
+) -> None:
+    diffusion = make(objective=objective, min_snr_loss_weight=min_snr)
+    assert prediction_of(diffusion) is prediction
+    assert has_min_snr(diffusion) is min_snr
+    process, read = process_of(diffusion), objective_of(diffusion)
+    torch.testing.assert_close(process.alphas_cumprod.float(), diffusion.alphas_cumprod)
+    t = (torch.arange(T, dtype=torch.float64) + 0.5) / T
+    torch.testing.assert_close(read.weight(t).float(), diffusion.loss_weight)
+    log_snr = process.log_snr(t)
+    on_x0 = log_snr.exp().clamp(max=5) if min_snr else log_snr.exp()  # for every prediction alike
+    torch.testing.assert_close(read.x0_weight(log_snr), on_x0, rtol=1e-3, atol=1e-6)
+    if min_snr:
+        torch.testing.assert_close(read.weight(t), ks.min_snr()(log_snr, prediction), rtol=1e-3, atol=1e-6)
+    images = torch.rand(T, 1, 4, 4)
+    torch.manual_seed(1)
+    theirs = diffusion(images, times=torch.arange(T), loss_reduction="none")
+    torch.manual_seed(1)
+    ours = read(lambda xt, time: diffusion.model(xt, time, None), images * 2 - 1, t.float())
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_what_cannot_work_is_refused(make: Make) -> None:
+    clipped = make(min_snr_loss_weight=True)
+    optimizer = torch.optim.SGD(clipped.parameters())
+    with pytest.raises(ValueError, match="weighted once, got Speed"):
+        SampledDiffusion(clipped, ks.Speed(process_of(clipped)), optimizer)
+    SampledDiffusion(make(), ks.Speed(process_of(clipped)), optimizer).remove()
+    for option in ({"offset_noise_strength": 0.1}, {"immiscible": True}):
+        with pytest.raises(ValueError, match=f"independent unit noise, got {next(iter(option))}"):
+            process_of(make(**option))
+    with pytest.raises(ValueError, match=r"must be lucidrains' GaussianDiffusion.*without num_timesteps"):
+        SampledDiffusion(Network(), ks.Uniform(), optimizer)
+    with pytest.raises(ValueError, match="has it for one alone"):
+        objective_of(clipped).weighting(torch.zeros(1), ks.EPSILON)
+    sampled = SampledDiffusion(clipped, ks.Uniform(), optimizer)
+    with pytest.raises(ValueError, match="return_reduced_loss=False"):
+        clipped(torch.rand(8, 1, 4, 4), return_reduced_loss=False)
+    sampled.remove()
+
+
+def test_the_real_unet_and_the_real_1d_diffusion_learn_too() -> None:
+    library = import_real("denoising_diffusion_pytorch", *STAND_INS)
+    torch.manual_seed(0)
+    flat = library.GaussianDiffusion1D(library.Unet1D(dim=8, dim_mults=(1, 2), channels=2), seq_length=16, timesteps=T)
+    square = library.GaussianDiffusion(library.Unet(8, dim_mults=(1, 2), channels=1), image_size=8, timesteps=T)
+    for diffusion, shape in ((flat, (2, 16)), (square, (1, 8, 8))):
+        sampler, optimizer = root_loss(), torch.optim.Adam(diffusion.parameters(), lr=1e-3)
+        SampledDiffusion(diffusion, sampler, optimizer)
+        for _ in range(6):
+            diffusion(torch.rand(8, *shape)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert int(sampler.squares.num_seen.sum()) == 48
+        assert float(sampler.density(5).max()) > 0.202
+    learned = library.LearnedGaussianDiffusion(
+        library.Unet(8, dim_mults=(1, 2), channels=1, learned_variance=True),
+        image_size=8,
+        timesteps=T,
+        objective="pred_noise",
+    )
+    with pytest.raises(ValueError, match="one squared error, got LearnedGaussianDiffusion"):
+        objective_of(learned)
+    elucidated = library.ElucidatedDiffusion(
+        library.Unet(8, channels=1, random_fourier_features=True), image_size=8, channels=1
+    )
+    with pytest.raises(ValueError, match="got a ElucidatedDiffusion without"):
+        SampledDiffusion(elucidated, ks.Uniform(), torch.optim.SGD(elucidated.parameters()))
+
+
+def test_the_real_trainer_teaches_a_sampler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    library = import_real("denoising_diffusion_pytorch.denoising_diffusion_pytorch", *STAND_INS)
+    monkeypatch.setattr(library, "Dataset", lambda *args, **kwargs: torch.rand(128, 1, 4, 4))  # torchvision's part
+    monkeypatch.setattr(library, "cpu_count", lambda: 0)
+    monkeypatch.setattr(
+        library, "DataLoader", lambda *args, **kwargs: DataLoader(*args, **{**kwargs, "pin_memory": False})
+    )
+    forget_accelerators()
+    try:
+        diffusion, sampler = library.GaussianDiffusion(Network(), image_size=4, timesteps=T), adaptive()
+        trainer = library.Trainer(
+            diffusion,
+            "nowhere",
+            train_batch_size=8,
+            gradient_accumulate_every=2,
+            train_num_steps=9,
+            calculate_fid=False,
+            results_folder=str(tmp_path),
+        )
+        sampled = SampledDiffusion(diffusion, sampler, trainer.opt)
+        trainer.train()
+    finally:
+        forget_accelerators()
+    assert sampler.steps.num_steps == 9
+    assert sampled.observer.num_unseen == 0
+    assert int(sampler.num_probes) == 3 * 2 * (3 * 4 + 10)  # three times, before and after
+
+
+def forget_accelerators() -> None:
+    """Drop what accelerate keeps for the whole process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()

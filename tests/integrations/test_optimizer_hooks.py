@@ -1,0 +1,266 @@
+"""A sampler on an optimizer's hooks learns what it would learn around `optimizer.step()`."""
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from torch import Tensor, nn
+
+import kairostep as ks
+from kairostep.integrations.optimizer_hooks import StepObserver
+
+PROCESS = ks.DiscreteProcess.linear(100)
+OBJECTIVE = ks.Objective(PROCESS)
+
+
+class Loop:
+    """A small training loop, its sampler observed around the step or on the optimizer's hooks."""
+
+    def __init__(self, kind: str, *, hooks: bool) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 16), nn.SiLU(), nn.Linear(16, 4))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-2)
+        self.sampler = make_sampler(kind, self.model)
+        self.observer = StepObserver(self.sampler, self.optimizer) if hooks else None
+
+    def loss_at(self, x: Tensor) -> ks.LossAt:
+        """Return losses of rows of x at t."""
+        return lambda rows, t: OBJECTIVE(lambda xt, time: self.model(xt), x[rows], t)
+
+    def drawn(self, step: int) -> tuple[Tensor, ks.Timesteps, Tensor, ks.LossAt]:
+        """Draw a batch, run backward, and return what there is to show."""
+        torch.manual_seed(100 + step)
+        x = torch.randn(16, 4)
+        drawn, loss_at = self.sampler.sample(x), self.loss_at(x)
+        losses = loss_at(torch.arange(16), drawn.t)
+        (losses * drawn.weight).mean().backward()
+        return x, drawn, losses.detach(), loss_at
+
+    def step(self, step: int) -> None:
+        """Train on one batch."""
+        self.optimizer.zero_grad()
+        shown = self.drawn(step)
+        if self.observer is not None:
+            self.observer.show(*shown)
+            self.optimizer.step()
+        else:
+            with self.sampler.observe(*shown):
+                self.optimizer.step()
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all that was learned."""
+        return {**self.model.state_dict(), **{f"sampler.{k}": v for k, v in self.sampler.state_dict().items()}}
+
+
+def make_sampler(kind: str, model: nn.Module) -> ks.TimestepSampler:
+    if kind == "adaptive":
+        policy = ks.BetaPolicy.for_input((4,), hidden=8)
+        return ks.Adaptive(policy, num_steps=100, every=3, sweep=10, reward_rows=4, model=model)
+    return ks.RootLoss(num_bins=5, warmup=4, refresh=2, gate=1.0)
+
+
+@pytest.mark.parametrize("kind", ["root_loss", "adaptive"])
+def test_hooks_teach_what_a_wrapped_step_teaches(kind: str) -> None:
+    plain, hooked = Loop(kind, hooks=False), Loop(kind, hooks=True)
+    for step in range(12):
+        plain.step(step)
+        hooked.step(step)
+    torch.testing.assert_close(hooked.state(), plain.state(), rtol=0, atol=0)
+    assert float(hooked.sampler.density(5).max()) > 0.205
+
+
+@pytest.mark.parametrize("kind", ["root_loss", "adaptive"])
+def test_a_run_resumed_from_what_was_saved_goes_on_bitwise(kind: str) -> None:
+    whole, first, second = (Loop(kind, hooks=True) for _ in range(3))
+    for step in range(12):
+        whole.step(step)
+    for step in range(7):
+        first.step(step)
+    saved = copy.deepcopy((first.model.state_dict(), first.optimizer.state_dict(), first.sampler.state_dict()))
+    for part, state in zip((second.model, second.optimizer, second.sampler), saved, strict=True):
+        part.load_state_dict(state)  # hooks stay on an optimizer whose state is loaded
+    for step in range(7, 12):
+        second.step(step)
+    torch.testing.assert_close(second.state(), whole.state(), rtol=0, atol=0)
+
+
+def test_the_last_batch_shown_before_a_step_is_observed() -> None:
+    loop = Loop("root_loss", hooks=True)
+    loop.observer.show(*loop.drawn(0))
+    last = loop.drawn(1)
+    loop.observer.show(*last)
+    loop.optimizer.step()
+    assert int(loop.sampler.squares.num_seen.sum()) == 16
+    expected = ks.RootLoss(num_bins=5)
+    expected.record(last[1].t, last[2])
+    torch.testing.assert_close(loop.sampler.squares.mean, expected.squares.mean)
+
+
+def test_a_step_without_a_batch_warns_once_and_is_counted() -> None:
+    loop = Loop("root_loss", hooks=True)
+    loop.step(0)
+    with pytest.warns(UserWarning, match=r"call observer\.show"):
+        loop.optimizer.step()
+    loop.optimizer.step()
+    assert loop.observer.num_unseen == 2
+    assert int(loop.sampler.squares.num_seen.sum()) == 16
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+    quiet = StepObserver(ks.Uniform(), optimizer)
+    optimizer.step()  # warnings are errors here: a sampler that learns nothing anyway has nothing to say
+    assert quiet.num_unseen == 1
+
+
+def test_a_closure_that_computes_the_losses_is_observed_before_the_update() -> None:
+    plain, closed = Loop("adaptive", hooks=False), Loop("adaptive", hooks=True)
+
+    for step in range(8):
+        plain.step(step)
+
+        def closure(step: int = step) -> Tensor:
+            closed.optimizer.zero_grad()
+            shown = closed.drawn(step)
+            closed.observer.show(*shown)
+            return shown[2].mean()
+
+        returned = closed.optimizer.step(closure) if step % 2 else closed.optimizer.step(closure=closure)
+        assert returned.shape == ()
+    torch.testing.assert_close(closed.state(), plain.state(), rtol=0, atol=0)
+
+
+def test_an_optimizer_that_calls_its_closure_often_is_observed_once_a_step() -> None:
+    loop = Loop("root_loss", hooks=False)
+    optimizer = torch.optim.LBFGS(loop.model.parameters(), max_iter=5)
+    observer = StepObserver(loop.sampler, optimizer)
+    x = torch.randn(16, 4)
+    drawn, first = loop.sampler.sample(x), []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        torch.manual_seed(0)
+        losses = loop.loss_at(x)(torch.arange(16), drawn.t)
+        first.append(losses.detach())
+        observer.show(x, drawn, losses)
+        losses.mean().backward()
+        return losses.mean()
+
+    optimizer.step(closure)
+    assert len(first) > 1
+    assert int(loop.sampler.squares.num_seen.sum()) == 16
+    expected = ks.RootLoss(num_bins=5)
+    expected.record(drawn.t, first[0])
+    torch.testing.assert_close(loop.sampler.squares.mean, expected.squares.mean)
+    with pytest.warns(UserWarning, match="without a batch"):  # what later calls showed belongs to no other step
+        optimizer.step(lambda: torch.tensor(0.0))
+
+
+def test_a_step_that_the_grad_scaler_skips_teaches_nothing() -> None:
+    loop = Loop("root_loss", hooks=True)
+    scaler = torch.amp.GradScaler("cpu")
+    for step, bad in enumerate([True, False]):
+        loop.optimizer.zero_grad()
+        torch.manual_seed(step)
+        x = torch.randn(16, 4)
+        drawn = loop.sampler.sample(x)
+        losses = loop.loss_at(x)(torch.arange(16), drawn.t)
+        scaler.scale(losses.mean() * (torch.inf if bad else 1)).backward()
+        loop.observer.show(x, drawn, losses)
+        scaler.step(loop.optimizer)
+        scaler.update()
+        assert int(loop.sampler.squares.num_seen.sum()) == (0 if bad else 16)
+    assert loop.observer.num_unseen == 0
+
+
+def test_a_step_that_raises_teaches_nothing_and_the_next_is_observed() -> None:
+    class Breaking(torch.optim.SGD):
+        broken = True
+
+        def step(self, closure=None):
+            """Raise while broken; else step, within the hooks of both classes."""
+            if self.broken:
+                raise OSError("out of power")
+            return super().step(closure)
+
+    loop = Loop("adaptive", hooks=False)
+    optimizer = Breaking(loop.model.parameters(), lr=0.1)
+    observer = StepObserver(loop.sampler, optimizer)
+    observer.show(*loop.drawn(0))
+    with pytest.raises(OSError, match="out of power"):
+        optimizer.step()
+    before = copy.deepcopy(loop.sampler.policy.state_dict())
+    optimizer.broken = False
+    observer.show(*loop.drawn(1))
+    optimizer.step()
+    torch.testing.assert_close(loop.sampler.policy.state_dict(), before)  # nothing was learned from the first
+    assert loop.sampler.steps.num_steps == 2  # both were entered, each once
+    assert observer.num_unseen == 0
+
+
+def test_a_closure_that_raises_leaves_the_observer_working() -> None:
+    loop = Loop("root_loss", hooks=True)
+
+    def broken() -> Tensor:
+        raise OSError("out of power")
+
+    with pytest.raises(OSError, match="out of power"):
+        loop.optimizer.step(broken)
+    for step in range(3):
+        loop.step(step)
+    assert int(loop.sampler.squares.num_seen.sum()) == 48
+
+
+def test_removed_hooks_observe_no_more() -> None:
+    loop = Loop("root_loss", hooks=False)
+    with StepObserver(loop.sampler, loop.optimizer) as observer:
+        observer.show(*loop.drawn(0))
+        loop.optimizer.step()
+    loop.optimizer.step()
+    assert int(loop.sampler.squares.num_seen.sum()) == 16
+    assert observer.num_unseen == 0
+    with pytest.raises(RuntimeError, match="make a new StepObserver"):
+        observer.show(*loop.drawn(1))
+
+
+def forget_accelerators() -> None:
+    """Drop what accelerate keeps for the whole process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def test_an_optimizer_that_accelerate_wraps_is_observed() -> None:
+    loop = Loop("root_loss", hooks=False)
+    forget_accelerators()
+    try:
+        wrapped = Accelerator(cpu=True).prepare(loop.optimizer)
+        assert wrapped is not loop.optimizer
+        observer = StepObserver(loop.sampler, wrapped)
+        observer.show(*loop.drawn(0))
+        wrapped.step()
+    finally:
+        forget_accelerators()
+    assert int(loop.sampler.squares.num_seen.sum()) == 16
+
+
+def test_what_cannot_work_is_refused() -> None:
+    loop = Loop("adaptive", hooks=True)
+    x, drawn, losses, _ = loop.drawn(0)
+    with pytest.raises(ValueError, match=r"Adaptive asks for losses at other times: .*loss_at\(rows, t\)"):
+        loop.observer.show(x, drawn, losses)
+    with pytest.raises(ValueError, match=r"optimizer must be a torch\.optim\.Optimizer"):
+        StepObserver(ks.Uniform(), loop.model)
+    with pytest.raises(ValueError, match="sampler must be a kairostep sampler"):
+        StepObserver("uniform", loop.optimizer)
+
+
+def test_an_adapter_imports_no_library_but_torch() -> None:
+    adapters = "edm flow_matching k_diffusion lucidrains openai optimizer_hooks physicsnemo torchcfm"
+    code = (
+        "import importlib, sys\n"
+        f"for name in {adapters.split()}: importlib.import_module(f'kairostep.integrations.{{name}}')\n"
+        "libraries = {'flow_matching', 'torchcfm', 'physicsnemo', 'k_diffusion', 'denoising_diffusion_pytorch'}\n"
+        "assert not libraries & set(sys.modules), libraries & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
