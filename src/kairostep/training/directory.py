@@ -89,7 +89,7 @@ def alone_in(directory: Path) -> Iterator[None]:
 
 def provenance(device: torch.device, world_size: int) -> Mapping[str, Any]:
     """Return what a result depends on besides its config: versions, device, commit of the code."""
-    versions = {name: _version(name) for name in PACKAGES} | {"torch": torch.__version__}  # with its build, as +cu124
+    versions = {name: _version(name) for name in PACKAGES} | {"torch": str(torch.__version__)}  # with its build
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "kairostep": kairostep.__version__,
