@@ -37,6 +37,7 @@ from kairostep.training.setup import make_accelerator, make_trainer
 class Contender:
     """A loop: its steps, and a network with its averaged weights."""
 
+    name: str
     steps: Steps
     averaged: Callable[[], nn.Module]
     num_steps: int
@@ -61,13 +62,13 @@ def diffusers_contender(parts: Experiment, accelerator: Accelerator, num_steps: 
         average.copy_to(network.parameters())
         return network
 
-    return Contender(steps, averaged, num_steps)
+    return Contender("diffusers", steps, averaged, num_steps)
 
 
 def our_contender(parts: Experiment, accelerator: Accelerator, num_steps: int) -> Contender:
     """Return the trainer as `kairostep train` has it."""
     trainer = make_trainer(parts, accelerator)
-    return Contender(our_steps_of(trainer, parts, accelerator), lambda: trainer.ema.model, num_steps)
+    return Contender("kairostep", our_steps_of(trainer, parts, accelerator), lambda: trainer.ema.model, num_steps)
 
 
 def follow(
@@ -84,7 +85,9 @@ def follow(
         seconds, done = seconds + time.perf_counter() - start, until
         model = contender.averaged()
         error = Examiner(parts, model, accelerator).evaluate()["loss"]
-        yield Checkpoint(done, seconds, error, judge.fid(as_trained(parts, model), accelerator.device).value)
+        point = Checkpoint(done, seconds, error, judge.fid(as_trained(parts, model), accelerator.device).value)
+        print(line_of(contender.name, point), flush=True)
+        yield point
 
 
 def as_trained(parts: Experiment, model: nn.Module) -> Trained:
@@ -121,18 +124,20 @@ def seconds_to(target: float, checkpoints: Sequence[Checkpoint], measure: str) -
     return None
 
 
-def table(curves: dict[str, list[Checkpoint]]) -> str:
-    """Return all checkpoints, and the seconds to the target."""
-    lines = [f"{'loop':10} {'step':>6} {'seconds':>8} {'eps-MSE':>8} {'FID':>7}"]
-    for name, points in curves.items():
-        lines += [f"{name:10} {p.step:6} {p.seconds:8.1f} {p.epsilon_mse:8.5f} {p.fid:7.1f}" for p in points]
-    final = curves["diffusers"][-1]
+def line_of(name: str, point: Checkpoint) -> str:
+    """Return a checkpoint as a line of the table."""
+    return f"{name:10} {point.step:6} {point.seconds:8.1f} {point.epsilon_mse:8.5f} {point.fid:7.1f}"
+
+
+def verdicts(curves: dict[str, list[Checkpoint]]) -> str:
+    """Return the seconds to what the diffusers loop had at its end."""
+    final, lines = curves["diffusers"][-1], []
     for measure in ("epsilon_mse", "fid"):
         target = getattr(final, measure)
         taken = seconds_to(target, curves["kairostep"], measure)
         found = "not reached" if taken is None else f"{taken:.1f} s, {final.seconds / taken:.2f} times as fast"
         lines.append(f"\n{measure} of {target:.5g}: diffusers {final.seconds:.1f} s, kairostep {found}")
-    return "\n".join(lines)
+    return "".join(lines)
 
 
 def main() -> None:
@@ -152,6 +157,8 @@ def main() -> None:
     judge = open_judge(
         arguments.inception, arguments.inception_sha256, arguments.num_generated, config, accelerator.device
     )
+    print(f"{arguments.preset}, batch {config.batch_size}, {torch.cuda.get_device_name()}, torch {torch.__version__}")
+    print(f"{'loop':10} {'step':>6} {'seconds':>8} {'eps-MSE':>8} {'FID':>7}", flush=True)
     makers: dict[str, Any] = {"diffusers": diffusers_contender, "kairostep": our_contender}
     num_steps = {"diffusers": arguments.steps, "kairostep": arguments.our_steps}
     curves: dict[str, list[Checkpoint]] = {}
@@ -160,8 +167,7 @@ def main() -> None:
         parts = build(replace(config, sampler=sampler), accelerator.device)
         contender = make(parts, accelerator, num_steps[name])
         curves[name] = list(follow(contender, parts, accelerator, judge, arguments.checkpoints))
-    print(f"{arguments.preset}, batch {config.batch_size}, {torch.cuda.get_device_name()}, torch {torch.__version__}")
-    print(table(curves))
+    print(verdicts(curves))
     if arguments.output:
         arguments.output.write_text(json.dumps({k: [vars(p) for p in v] for k, v in curves.items()}, indent=1) + "\n")
 

@@ -19,12 +19,12 @@ def machine(device: str, num_processes: int = 1) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("device", "num_processes", "num_steps", "triton", "mode", "replays", "why"),
+    ("device", "num_processes", "num_steps", "can_compile", "mode", "replays", "why"),
     [
         ("cpu", 1, COMPILE_FROM, True, "plain", False, "cpu has no graphs"),
         ("cuda", 1, COMPILE_FROM, True, "compile", True, "10000 steps make up for the minutes of compiling"),
         ("cuda", 1, COMPILE_FROM - 1, True, "graph", True, "under 10000 steps compiling does not pay"),
-        ("cuda", 1, COMPILE_FROM, False, "graph", True, "Triton is not installed"),
+        ("cuda", 1, COMPILE_FROM, False, "graph", True, "no Triton or no C compiler is there"),
         ("cuda", 2, COMPILE_FROM, True, "compile", False, "10000 steps make up"),
         ("cuda", 2, 100, True, "plain", False, "several processes do not replay graphs, and under 10000 steps"),
     ],
@@ -34,12 +34,12 @@ def test_auto_takes_the_fastest_that_is_possible_and_pays(
     device: str,
     num_processes: int,
     num_steps: int,
-    triton: bool,
+    can_compile: bool,
     mode: str,
     replays: bool,
     why: str,
 ) -> None:
-    monkeypatch.setattr(speed, "has_triton", lambda: triton)
+    monkeypatch.setattr(speed, "has_compiler", lambda: can_compile)
     chosen = choose_speed("auto", num_steps, machine(device, num_processes))
     assert (chosen.mode, chosen.replays) == (mode, replays)
     assert why in chosen.why
@@ -57,7 +57,7 @@ def test_auto_takes_the_fastest_that_is_possible_and_pays(
 def test_what_is_asked_for_is_taken(
     monkeypatch: pytest.MonkeyPatch, asked: str, device: str, num_processes: int, replays: bool
 ) -> None:
-    monkeypatch.setattr(speed, "has_triton", lambda: True)
+    monkeypatch.setattr(speed, "has_compiler", lambda: True)
     chosen = choose_speed(asked, 10, machine(device, num_processes))
     assert (chosen.mode, chosen.replays, chosen.why) == (asked, replays, "as asked")
 
@@ -69,9 +69,14 @@ def test_graph_is_refused_where_it_cannot_be(device: str, num_processes: int) ->
         choose_speed("graph", 10, machine(device, num_processes))
 
 
-def test_compile_without_triton_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "has_triton", lambda: False)
-    with pytest.raises(ValueError, match="needs Triton on a GPU, got none: pip install triton, or pass --speed=graph"):
+@pytest.mark.parametrize(("triton", "compiler"), [(False, "gcc"), (True, None)])
+def test_compile_is_refused_on_a_gpu_without_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch, triton: bool, compiler: str | None
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(speed, "has_triton", lambda: triton)
+    monkeypatch.setattr(speed.shutil, "which", lambda name: name if name == compiler else None)
+    with pytest.raises(ValueError, match="needs Triton and a C compiler on a GPU, got not both: pass --speed=auto"):
         choose_speed("compile", 10, machine("cuda"))
 
 

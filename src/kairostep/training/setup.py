@@ -57,6 +57,7 @@ def make_trainer(experiment: Experiment, accelerator: Accelerator) -> Trainer:
     )
     speed = choose_speed(config.speed, config.steps, accelerator)
     if speed.mode == "compile":
+        torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs as it is, and torch says so
         experiment.model.compile()
     return Trainer(
         experiment.model,

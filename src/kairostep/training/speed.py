@@ -1,5 +1,7 @@
 """How steps are run: one by one (plain), replayed as CUDA graphs (graph), of a compiled network (compile)."""
 
+import os
+import shutil
 from dataclasses import dataclass
 
 from accelerate import Accelerator
@@ -20,21 +22,28 @@ class Speed:
 def choose_speed(asked: str, num_steps: int, accelerator: Accelerator) -> Speed:
     """Return how to run, as asked or, for "auto", the fastest that is possible and pays."""
     num_processes, device = accelerator.num_processes, accelerator.device.type
-    can_replay, can_compile = device == "cuda" and num_processes == 1, device == "cuda" and has_triton()
+    can_replay, can_compile = device == "cuda" and num_processes == 1, device == "cuda" and has_compiler()
     if asked == "graph" and not can_replay:
         raise ValueError(
             f"speed graph must have one process with a CUDA GPU, got {num_processes} x {device}: "
             "pass --speed=auto, which takes what is possible"
         )
     if asked == "compile" and device == "cuda" and not can_compile:
-        raise ValueError("speed compile needs Triton on a GPU, got none: pip install triton, or pass --speed=graph")
+        raise ValueError("speed compile needs Triton and a C compiler on a GPU, got not both: pass --speed=auto")
     if asked != "auto":
         return Speed(asked, "as asked", can_replay and asked != "plain")
     if device != "cuda":
         return Speed("plain", f"{device} has no graphs to replay and gains little from compiling", replays=False)
     if can_compile and num_steps >= COMPILE_FROM:
         return Speed("compile", f"{num_steps} steps make up for the minutes of compiling", replays=can_replay)
-    short = "Triton is not installed" if not can_compile else f"under {COMPILE_FROM} steps compiling does not pay"
+    short = (
+        f"under {COMPILE_FROM} steps compiling does not pay" if can_compile else "no Triton or no C compiler is there"
+    )
     if not can_replay:
         return Speed("plain", f"several processes do not replay graphs, and {short}", replays=False)
     return Speed("graph", short, replays=True)
+
+
+def has_compiler() -> bool:
+    """Return whether torch.compile can make kernels for a GPU."""
+    return has_triton() and bool(os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang"))))
