@@ -182,6 +182,15 @@ def test_the_state_of_another_sampler_is_refused(tmp_path: Path) -> None:
         second.load_state(str(tmp_path))
 
 
+def test_the_state_of_another_fixed_density_is_refused(tmp_path: Path) -> None:
+    first, second = Accelerator(cpu=True), Accelerator(cpu=True)
+    Accelerated(ks.Uniform(), first)
+    Accelerated(ks.LogitNormal(), second)
+    first.save_state(str(tmp_path))
+    with pytest.raises(ValueError, match=r"state of a LogitNormal .*\nit is of a Uniform"):
+        second.load_state(str(tmp_path))
+
+
 class Payload:
     """Runs code when it is unpickled."""
 

@@ -134,3 +134,27 @@ def test_a_scheduler_without_snr_has_no_min_snr_weights() -> None:
         loss_weight(ks.min_snr(), EDMEulerScheduler(), torch.zeros(3))
     with pytest.raises(ValueError, match="cannot be read"):
         ours.compute_snr(EDMEulerScheduler(), torch.zeros(3))
+
+
+def test_timesteps_of_the_wrong_kind_are_refused() -> None:
+    """A time in [0, 1) would be read as step 0, a place in a flow's falling table as the opposite noise."""
+    with pytest.raises(ValueError, match="DDPMScheduler must be whole steps, not times"):
+        loss_weight(ks.min_snr(), DDPMScheduler(), torch.rand(4))
+    with pytest.raises(ValueError, match="must be floats of its table, not places in it"):
+        loss_weight(ks.min_snr(), FlowMatchEulerDiscreteScheduler(), torch.arange(4))
+
+
+def test_a_weighting_has_to_be_made_first() -> None:
+    for weighting in (ks.min_snr, "min_snr"):
+        with pytest.raises(ValueError, match="call its maker"):
+            loss_weight(weighting, DDPMScheduler(), torch.arange(4))
+    with pytest.raises(ValueError, match="call its maker"):
+        ours.compute_loss_weighting_for_sd3(ks.min_snr, torch.rand(4))
+
+
+@pytest.mark.parametrize("scheduler", [DDPMScheduler(prediction_type="v_prediction"), *FLOWS], ids=described)
+def test_an_objective_of_the_scheduler_has_the_weight_as_a_function_of_t(scheduler: DDPMScheduler) -> None:
+    """What `RootLoss(loss_weight=)` asks for; a shift is part of the process, so that t is not the noise."""
+    drawn = Scheduled(ks.Uniform(), scheduler).sample(torch.empty(64, 0))
+    objective = ks.Objective(process_of(scheduler), prediction_of(scheduler), ks.min_snr())
+    assert_close(objective.weight(drawn.t), loss_weight(ks.min_snr(), scheduler, drawn.timesteps), rtol=1e-3, atol=1e-5)

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 import kairostep as ks
 from kairostep.integrations.edm import EDM2Loss, EDMLoss, SigmaLoss
+from kairostep.integrations.k_diffusion import SampleDensity
+from kairostep.integrations.noise_levels import LogNormal
 
 
 class Net(nn.Module):
@@ -229,3 +231,21 @@ def test_a_sampler_that_asks_for_losses_needs_the_optimizer() -> None:
         EDMLoss(sampler=adaptive())(Net(), torch.rand(8, 1, 4, 4))
     with pytest.raises(ValueError, match="P_std must be a finite number above 0"):
         EDMLoss(P_std=0.0)
+
+
+class AtZero(ks.Uniform):
+    """Draws t = 0, to which a table's draw may round."""
+
+    def sample(self, x0: Tensor) -> ks.Timesteps:
+        """Return the clean end for each row."""
+        return ks.Timesteps(torch.zeros(len(x0)), torch.ones(len(x0)))
+
+
+def test_a_draw_rounded_to_zero_has_a_level_above_zero() -> None:
+    density = {"sigma_sample_density": {"type": "loglogistic"}}
+    for sigma in (
+        SampleDensity.from_config(AtZero(), density)([4]),
+        SampleDensity(AtZero(), LogNormal(-1.2, 1.2))([4]),
+    ):
+        assert (sigma > 0).all()
+    assert EDMLoss(sampler=AtZero())(Net(), torch.randn(4, 1, 8, 8)).isfinite().all()

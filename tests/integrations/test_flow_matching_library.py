@@ -186,3 +186,21 @@ def test_what_cannot_work_is_refused() -> None:
         adaptive.observe(torch.zeros(2, 2), adaptive.sample(torch.zeros(2, 2)), torch.zeros(2))
     with pytest.raises(ValueError, match="sampler must be a kairostep sampler"):
         PathSampler("uniform", CondOTProbPath())
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS, ids=name)
+def test_weights_at_the_very_ends_are_numbers(scheduler: Scheduler) -> None:
+    """Rounding puts the end of a cosine below 0, where a logarithm is NaN."""
+    process = path_process(AffineProbPath(scheduler))
+    ends = torch.tensor([0.0, 2**-25, 1 - 2**-24, 1.0])
+    assert not process.log_snr(ends).isnan().any()
+    assert not ks.min_snr()(process.log_snr(ends), process.prediction).isnan().any()
+
+
+def test_it_moves_and_is_saved_as_a_sampler() -> None:
+    sampler = PathSampler(ks.RootLoss(), CondOTProbPath())
+    assert sampler.to("meta").sample(torch.empty(4, 2, device="meta")).t.device.type == "meta"
+    restored = PathSampler(ks.RootLoss(seed=1), CondOTProbPath())
+    restored.load_state_dict(PathSampler(ks.RootLoss(), CondOTProbPath()).state_dict())
+    rows = torch.empty(4, 0)
+    assert torch.equal(restored.sample(rows).t, PathSampler(ks.RootLoss(), CondOTProbPath()).sample(rows).t)

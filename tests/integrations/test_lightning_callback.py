@@ -231,3 +231,28 @@ def test_only_samplers_are_taken() -> None:
     with pytest.raises(RuntimeError, match="none is going on"):
         sampling.loss(x, sampling.sample(x), torch.zeros(2))
     assert_close(sampling.sampler.density(2), torch.tensor([0.5, 0.5]))
+
+
+def test_the_checkpoint_of_another_sampler_is_refused(tmp_path: Path) -> None:
+    found = TimestepSampling(ks.Uniform())
+    with pytest.raises(ValueError, match="the checkpoint must hold the state of a LogitNormal"):
+        TimestepSampling(ks.LogitNormal()).load_state_dict(found.state_dict())
+
+
+def test_a_checkpoint_without_the_callback_says_that_the_sampler_starts_afresh(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Plain(Denoiser):
+        def training_step(self, x: Tensor, batch_idx: int) -> Tensor:
+            return losses_of(self.network, x, torch.full((len(x),), 0.5)).mean()
+
+    caplog.set_level("WARNING", logger="kairostep")
+    plain = Plain(make_uniform)
+    trainer = trainer_of(plain, tmp_path, callbacks=[], max_epochs=1)
+    trainer.fit(plain, loader(2))
+    trainer.save_checkpoint(tmp_path / "plain.ckpt")
+    model = Denoiser(make_root_loss)
+    trainer_of(model, tmp_path, max_epochs=2).fit(
+        model, loader(2), ckpt_path=tmp_path / "plain.ckpt", weights_only=True
+    )
+    assert "holds no timestep sampler: RootLoss starts afresh" in caplog.text

@@ -246,6 +246,8 @@ def test_what_cannot_work_is_refused() -> None:
         create_named_schedule_sampler(ks.Uniform(), diffusion, seed=1)
     with pytest.raises(ValueError, match="one loss per step"):
         ScheduleSampler(ks.Uniform(), diffusion).update_with_all_losses([1], [])
+    with pytest.raises(ValueError, match="local_ts must be steps"):
+        ScheduleSampler(root_loss(), diffusion).update_with_local_losses(torch.rand(4), torch.rand(4))
     diffusion.num_timesteps = 25
     with pytest.raises(ValueError, match="betas must be one per step"):
         ScheduleSampler(ks.Uniform(), diffusion)

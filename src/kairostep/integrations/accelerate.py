@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from kairostep.integrations.reach import checked_sampler, given_or_unneeded
+from kairostep.integrations.reach import Unshown, checked_sampler, given_or_unneeded, load_state, name_of
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
 
 if TYPE_CHECKING:
@@ -48,11 +48,13 @@ class Accelerated(TimestepSampler):
         names.add(name)
         self.sampler, self.accelerator, self.name = sampler.to(accelerator.device), accelerator, name
         self.uses_x0, self.uses_loss_at = sampler.uses_x0, sampler.uses_loss_at
+        self.unshown = Unshown(sampler)
         accelerator.register_save_state_pre_hook(self._save)
         accelerator.register_load_state_pre_hook(self._load)
 
     def sample(self, x0: Tensor) -> Timesteps:
         """Return what the sampler draws for the clean batch x0 (B, ...)."""
+        self.unshown.drew()
         return self.sampler.sample(x0)
 
     def observe(
@@ -60,6 +62,7 @@ class Accelerated(TimestepSampler):
     ) -> AbstractContextManager[None]:
         """Wrap the optimizer's step, learn if it is one; `loss_at` is needed by samplers that `uses_loss_at` alone."""
         at = given_or_unneeded(loss_at, self.sampler)
+        self.unshown.shown()
         if not self.accelerator.sync_gradients:
             return nullcontext()
         return self.sampler.observe(x0, drawn, losses.detach(), at)
@@ -75,7 +78,8 @@ class Accelerated(TimestepSampler):
     def _save(self, models: list[nn.Module], weights: list[dict[str, Tensor]], output_dir: str) -> None:
         path = Path(output_dir) / f"{self.name}_{self.accelerator.process_index}.pt"
         part = path.with_suffix(".part")
-        torch.save({"processes": self.accelerator.num_processes, "sampler": self.sampler.state_dict()}, part)
+        saved = {"processes": self.accelerator.num_processes, "name": name_of(self.sampler)}
+        torch.save({**saved, "sampler": self.sampler.state_dict()}, part)
         part.replace(path)  # whole or not at all
 
     def _load(self, models: list[nn.Module], input_dir: str) -> None:
@@ -90,10 +94,4 @@ class Accelerated(TimestepSampler):
         now, then = self.accelerator.num_processes, saved["processes"]
         if now != then and self.accelerator.is_main_process:
             log.warning(f"the sampler was saved by {then} processes and goes on with what it learned on {now}")
-        try:
-            self.sampler.load_state_dict(saved["sampler"])
-        except RuntimeError as error:
-            raise ValueError(
-                f"{path} must hold the state of a {type(self.sampler).__name__} made with the same arguments, "
-                f"but it holds that of another sampler: make the sampler as it was\n{error}"
-            ) from error
+        load_state(self.sampler, saved, str(path))

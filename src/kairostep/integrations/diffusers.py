@@ -21,67 +21,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kairostep.diffusion import EPSILON, VELOCITY, X0, DiscreteProcess, FlowProcess, Prediction, V, Weighting
+from kairostep.diffusion import EPSILON, VELOCITY, X0, DiscreteProcess, Prediction, V, Weighting
 from kairostep.diffusion.process import Process
 from kairostep.diffusion.weighting import LOG_SNR_LIMIT
-from kairostep.integrations.reach import checked_sampler, given_or_unneeded
+from kairostep.integrations.noise_levels import FlowSteps
+from kairostep.integrations.reach import Unshown, checked_sampler, given_or_unneeded
 from kairostep.timesteps import LossAt, Tabulated, Timesteps, TimestepSampler
 from kairostep.timesteps.arguments import choice
-from kairostep.timesteps.histogram import BELOW_ONE, bin_index
+from kairostep.timesteps.histogram import BELOW_ONE
 
 PREDICTIONS: dict[str, Prediction] = {"epsilon": EPSILON, "sample": X0, "v_prediction": V}
 SCHEMES = ("sigma_sqrt", "logit_normal", "mode", "cosmap", "none")  # of diffusers' scripts for flow models
 FRESH = "pass one fresh from its config, type(scheduler).from_config(scheduler.config)"
-
-
-class FlowSteps(Process):
-    """The straight path in the steps of a flow scheduler: step i has noise `sigmas[i]`, the network is told `times[i]`.
-
-    Both (T,) rise, whereas diffusers' tables fall. The draws go by steps, so a scheduler's shift is part of the
-    process: uniform draws give each step its turn, which is what diffusers' scripts do.
-    """
-
-    def __init__(self, sigmas: Tensor, times: Tensor) -> None:
-        self.sigmas, self.times = sigmas.detach().cpu(), times.detach().cpu()
-        self._tables: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
-
-    @property
-    def num_steps(self) -> int:
-        """The number of steps T."""
-        return len(self.sigmas)
-
-    def alpha(self, t: Tensor) -> Tensor:
-        """Return the factor of the data."""
-        return 1 - self.sigma(t)
-
-    def sigma(self, t: Tensor) -> Tensor:
-        """Return the factor of the noise."""
-        return self._table("sigmas", t)[bin_index(t, self.num_steps)]
-
-    def log_snr(self, t: Tensor) -> Tensor:
-        """Return log(alpha**2 / sigma**2), -inf in the last step, which is pure noise."""
-        sigma = self.sigma(t)
-        return 2 * ((1 - sigma).log() - sigma.log())
-
-    def time(self, t: Tensor) -> Tensor:
-        """Return the scheduler's timestep."""
-        return self._table("times", t)[bin_index(t, self.num_steps)]
-
-    def t_at(self, log_snr: Tensor) -> Tensor:
-        """Return the middle of the step whose log-SNR is nearest."""
-        falling = self.log_snr((torch.arange(self.num_steps, device=log_snr.device) + 0.5).to(log_snr) / self.num_steps)
-        between = ((falling[1:] + falling[:-1]) / 2).neg()
-        return (torch.searchsorted(between, -log_snr, right=True).to(log_snr.dtype) + 0.5) / self.num_steps
-
-    def vlb_weight(self, t: Tensor) -> Tensor:
-        """Return the flow's: a shift multiplies sigma / alpha by a constant, which leaves the slope of log-SNR."""
-        return FlowProcess().vlb_weight((bin_index(t, self.num_steps) + 1).to(t.dtype) / self.num_steps)
-
-    def _table(self, name: str, like: Tensor) -> Tensor:
-        key = (name, like.device, like.dtype)
-        if key not in self._tables:
-            self._tables[key] = getattr(self, name).to(like.device, torch.promote_types(like.dtype, torch.float32))
-        return self._tables[key]
 
 
 def process_of(scheduler: Any, *, mu: float | None = None) -> Process:
@@ -168,7 +119,7 @@ class Scheduled(TimestepSampler):
 
     def __init__(self, sampler: TimestepSampler, scheduler: Any, *, mu: float | None = None) -> None:
         super().__init__()
-        self.sampler = checked_sampler(sampler)
+        self.sampler, self.unshown = checked_sampler(sampler), Unshown(sampler)
         self.process, self.prediction = process_of(scheduler, mu=mu), prediction_of(scheduler)
         self.uses_x0, self.uses_loss_at = sampler.uses_x0, sampler.uses_loss_at
         if isinstance(self.process, DiscreteProcess):
@@ -182,6 +133,7 @@ class Scheduled(TimestepSampler):
     def sample(self, x0: Tensor) -> ScheduledTimesteps:
         """Return one timestep and one weight for each row of the clean batch x0 (B, ...)."""
         drawn = self.sampler.sample(x0)
+        self.unshown.drew()
         sigmas = self.process.sigma(drawn.t) if isinstance(self.process, FlowSteps) else None
         return ScheduledTimesteps(drawn.t, drawn.weight, self.process.time(drawn.t), sigmas)
 
@@ -190,6 +142,7 @@ class Scheduled(TimestepSampler):
     ) -> AbstractContextManager[None]:
         """Wrap the optimizer's step; `loss_at(rows, timesteps)` is needed by samplers that `uses_loss_at` alone."""
         at = given_or_unneeded(loss_at, self.sampler, "loss_at(rows, timesteps)")
+        self.unshown.shown()
         return self.sampler.observe(x0, drawn, losses.detach(), lambda rows, t: at(rows, self.process.time(t)))
 
     def density(self, num_bins: int = 100) -> Tensor:
@@ -264,7 +217,7 @@ def compute_loss_weighting_for_sd3(weighting_scheme: str | Weighting, sigmas: Te
         got = None if sigmas is None else sigmas.dtype
         raise ValueError(f"sigmas must be the noise of a flow, floats in (0, 1], got {got}: pass drawn.sigmas")
     if callable(weighting_scheme):
-        return weighting_scheme(2 * ((1 - sigmas).log() - sigmas.log()), VELOCITY)
+        return _weighed(weighting_scheme, 2 * ((1 - sigmas).log() - sigmas.log()), VELOCITY)
     choice("weighting_scheme", weighting_scheme, SCHEMES)
     if weighting_scheme == "sigma_sqrt":
         return (sigmas**-2.0).float()
@@ -275,7 +228,13 @@ def compute_loss_weighting_for_sd3(weighting_scheme: str | Weighting, sigmas: Te
 
 def compute_snr(noise_scheduler: Any, timesteps: Tensor) -> Tensor:
     """Return alpha**2 / sigma**2 at these timesteps, float32; never 0 or infinite, so that quotients stay finite."""
-    if _is_flow(noise_scheduler):
+    is_flow = _is_flow(noise_scheduler)
+    if timesteps.is_floating_point() != is_flow:
+        must = "floats of its table, not places in it" if is_flow else "whole steps, not times in [0, 1)"
+        raise ValueError(
+            f"timesteps of {_name(noise_scheduler)} must be {must}, got {timesteps.dtype}: pass drawn.timesteps"
+        )
+    if is_flow:
         sigma = timesteps.float() / noise_scheduler.config.num_train_timesteps
         snr = (1 / sigma - 1).square()
     else:
@@ -286,4 +245,13 @@ def compute_snr(noise_scheduler: Any, timesteps: Tensor) -> Tensor:
 
 def loss_weight(weighting: Weighting, noise_scheduler: Any, timesteps: Tensor) -> Tensor:
     """Return the factor on the squared error of what this scheduler's network predicts, whichever that is."""
-    return weighting(compute_snr(noise_scheduler, timesteps).log(), prediction_of(noise_scheduler))
+    return _weighed(weighting, compute_snr(noise_scheduler, timesteps).log(), prediction_of(noise_scheduler))
+
+
+def _weighed(weighting: Weighting, log_snr: Tensor, prediction: Prediction) -> Tensor:
+    try:
+        return weighting(log_snr, prediction)
+    except TypeError as error:
+        raise ValueError(
+            f"weighting must take (log_snr, prediction), got {weighting!r}: call its maker, as in ks.min_snr()"
+        ) from error

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kairostep.diffusion import X0, Objective, edm
-from kairostep.integrations.noise_levels import LogNormal, ReadProcess, follow, precise
+from kairostep.integrations.noise_levels import LogNormal, ReadProcess, follow, level_at
 from kairostep.integrations.optimizer_hooks import StepObserver
 from kairostep.integrations.reach import check_reach, checked_sampler, learn_without_step
 from kairostep.names import SAMPLERS, arguments_of, from_name
@@ -92,7 +92,7 @@ class SigmaLoss(nn.Module):
         return trained * drawn.weight.to(trained.dtype).view(-1, *[1] * (x0.ndim - 1))
 
     def _sigma(self, t: Tensor, x0: Tensor) -> Tensor:
-        sigma = LogNormal(self.P_mean, self.P_std)(precise(t))
+        sigma = level_at(LogNormal(self.P_mean, self.P_std), t)
         return sigma.to(torch.promote_types(x0.dtype, torch.float32)).view(-1, *[1] * (x0.ndim - 1))
 
     def _made(self, sampler: TimestepSampler | str, options: dict[str, Any] | None) -> TimestepSampler:

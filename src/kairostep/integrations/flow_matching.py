@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kairostep.integrations.noise_levels import OfTime, ReadProcess
-from kairostep.integrations.reach import checked_sampler, given_or_unneeded
+from kairostep.integrations.reach import Unshown, checked_sampler, given_or_unneeded
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
 from kairostep.timesteps.histogram import BELOW_ONE
 
@@ -31,15 +31,16 @@ class PathTimes:
     drawn: Timesteps  # the same in kairostep's time
 
 
-class PathSampler:
+class PathSampler(nn.Module):
     """A sampler that draws and is shown losses in the time of a path, which runs from noise to data.
 
     path: a ProbPath of flow_matching with a scheduler, or a ConditionalFlowMatcher of torchcfm; which way its time runs
-        is read from it. The sampler's `state_dict` holds all that is learned.
+        is read from it. A Module, whose `to` and `state_dict` are the sampler's.
     """
 
     def __init__(self, sampler: TimestepSampler, path: Any) -> None:
-        self.sampler, self.path = checked_sampler(sampler), path
+        super().__init__()
+        self.sampler, self.path, self._unshown = checked_sampler(sampler), path, Unshown(sampler)
         check_direction(path)
         if sampler.uses_x0 and hasattr(path, "ot_sampler"):
             raise ValueError(
@@ -51,6 +52,7 @@ class PathSampler:
     def sample(self, x_1: Tensor) -> PathTimes:
         """Return one time of the path and one weight for each row of the data x_1 (B, ...)."""
         drawn = self.sampler.sample(x_1)
+        self._unshown.drew()
         return PathTimes(to_path_time(drawn.t), drawn.weight, drawn)
 
     def observe(
@@ -58,6 +60,7 @@ class PathSampler:
     ) -> AbstractContextManager[None]:
         """Wrap the optimizer's step, as a sampler's `observe`; `loss_at(rows, t)` is called with the path's time."""
         at = given_or_unneeded(loss_at, self.sampler)
+        self._unshown.shown()
 
         def loss_at_t(rows: Tensor, t: Tensor) -> Tensor:
             return at(rows, to_path_time(t))

@@ -10,6 +10,7 @@ model.sampling = TimestepSampling(ks.RootLoss())
 L.Trainer(callbacks=[model.sampling]).fit(model, loader)
 """
 
+import logging
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,8 +18,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from kairostep.integrations.reach import checked_sampler, given_or_unneeded
+from kairostep.integrations.reach import checked_sampler, given_or_unneeded, load_state, name_of
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
+
+log = logging.getLogger("kairostep")
 
 
 class TimestepSampling(Callback):
@@ -116,11 +119,16 @@ class TimestepSampling(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sampler's state for the checkpoint; every rank holds the same."""
-        return {"sampler": self.sampler.state_dict()}
+        return {"name": name_of(self.sampler), "sampler": self.sampler.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the sampler's state."""
-        self.sampler.load_state_dict(state_dict["sampler"])
+        load_state(self.sampler, state_dict, "the checkpoint")
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Say so where the checkpoint is from a run without this callback: Lightning does not."""
+        if self.state_key not in checkpoint.get("callbacks", {}) and trainer.is_global_zero:
+            log.warning(f"the checkpoint holds no timestep sampler: {name_of(self.sampler)} starts afresh")
 
 
 def _in_precision_of(trainer: Trainer, loss_at: LossAt) -> LossAt:

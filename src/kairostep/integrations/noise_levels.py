@@ -12,14 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kairostep.diffusion.process import Process
-from kairostep.integrations.reach import check_reach, learn_without_step
+from kairostep.diffusion.process import FlowProcess, Process
+from kairostep.integrations.reach import Unshown, check_reach, learn_without_step
 from kairostep.timesteps import Timesteps, TimestepSampler
+from kairostep.timesteps.histogram import bin_index
 
 OfTime = Callable[[Tensor], Tensor]
 """A function of times (N,) that returns (N,)."""
 
 END = 1e-4  # how near to both ends, where slopes may be infinite, they are taken
+ABOVE_ZERO = 2**-25  # the least t whose level is asked for: a draw may round to 0, where a log-normal level is 0
 NUM_BISECTIONS = 50
 
 
@@ -62,7 +64,7 @@ class ReadProcess(Process):
 
     def log_snr(self, t: Tensor) -> Tensor:
         """Return log(alpha**2 / sigma**2)."""
-        return 2 * (self._alpha(t).log() - self._sigma(t).log())
+        return log_snr_of(self._alpha(t), self._sigma(t))
 
     @torch.no_grad()
     def t_at(self, log_snr: Tensor) -> Tensor:
@@ -80,6 +82,56 @@ class ReadProcess(Process):
         return -slope(self.log_snr, t.clamp(END, 1 - END)) / 2
 
 
+class FlowSteps(Process):
+    """The straight path in the steps of a flow scheduler: step i has noise `sigmas[i]`, the network is told `times[i]`.
+
+    Both (T,) rise, whereas diffusers' tables fall. The draws go by steps, so a scheduler's shift is part of the
+    process: uniform draws give each step its turn, which is what diffusers' scripts do.
+    """
+
+    def __init__(self, sigmas: Tensor, times: Tensor) -> None:
+        self.sigmas, self.times = sigmas.detach().cpu(), times.detach().cpu()
+        self._tables: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps T."""
+        return len(self.sigmas)
+
+    def alpha(self, t: Tensor) -> Tensor:
+        """Return the factor of the data."""
+        return 1 - self.sigma(t)
+
+    def sigma(self, t: Tensor) -> Tensor:
+        """Return the factor of the noise."""
+        return self._table("sigmas", t)[bin_index(t, self.num_steps)]
+
+    def log_snr(self, t: Tensor) -> Tensor:
+        """Return log(alpha**2 / sigma**2), -inf in the last step, which is pure noise."""
+        sigma = self.sigma(t)
+        return 2 * ((1 - sigma).log() - sigma.log())
+
+    def time(self, t: Tensor) -> Tensor:
+        """Return the scheduler's timestep."""
+        return self._table("times", t)[bin_index(t, self.num_steps)]
+
+    def t_at(self, log_snr: Tensor) -> Tensor:
+        """Return the middle of the step whose log-SNR is nearest."""
+        falling = self.log_snr((torch.arange(self.num_steps, device=log_snr.device) + 0.5).to(log_snr) / self.num_steps)
+        between = ((falling[1:] + falling[:-1]) / 2).neg()
+        return (torch.searchsorted(between, -log_snr, right=True).to(log_snr.dtype) + 0.5) / self.num_steps
+
+    def vlb_weight(self, t: Tensor) -> Tensor:
+        """Return the flow's: a shift multiplies sigma / alpha by a constant, which leaves the slope of log-SNR."""
+        return FlowProcess().vlb_weight((bin_index(t, self.num_steps) + 1).to(t.dtype) / self.num_steps)
+
+    def _table(self, name: str, like: Tensor) -> Tensor:
+        key = (name, like.device, like.dtype)
+        if key not in self._tables:
+            self._tables[key] = getattr(self, name).to(like.device, torch.promote_types(like.dtype, torch.float32))
+        return self._tables[key]
+
+
 @dataclass(frozen=True)
 class PathVelocity:
     """The velocity of x toward the data: minus the slope of alpha(t) x0 + sigma(t) noise."""
@@ -88,12 +140,12 @@ class PathVelocity:
 
     def target(self, x0: Tensor, noise: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
         """Return the velocity."""
-        alpha_slope, sigma_slope = self._slopes(2 * (alpha.log() - sigma.log()))
+        alpha_slope, sigma_slope = self._slopes(log_snr_of(alpha, sigma))
         return -(alpha_slope * x0 + sigma_slope * noise)
 
     def to_x0(self, output: Tensor, xt: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
         """Return the clean data that this velocity stands for."""
-        alpha_slope, sigma_slope = self._slopes(2 * (alpha.log() - sigma.log()))
+        alpha_slope, sigma_slope = self._slopes(log_snr_of(alpha, sigma))
         return (sigma * output + sigma_slope * xt) / (sigma_slope * alpha - alpha_slope * sigma)
 
     def log_x0_error(self, log_snr: Tensor) -> Tensor:
@@ -107,6 +159,16 @@ class PathVelocity:
         t = self.process.t_at(precise(log_snr))
         alpha, sigma = slope(self.process.alpha, t), slope(self.process.sigma, t)
         return alpha.to(log_snr.dtype), sigma.to(log_snr.dtype)
+
+
+def log_snr_of(alpha: Tensor, sigma: Tensor) -> Tensor:
+    """Return log(alpha**2 / sigma**2), infinite at the ends: a cosine may end a rounding error below 0, never NaN."""
+    return 2 * (alpha.clamp(min=0).log() - sigma.clamp(min=0).log())
+
+
+def level_at(quantile: OfTime, t: Tensor) -> Tensor:
+    """Return the level of each drawn t (N,), above 0 whatever t was rounded to, in the precision of the device."""
+    return quantile(precise(t).clamp(min=ABOVE_ZERO))
 
 
 def precise(value: Tensor) -> Tensor:
@@ -147,6 +209,7 @@ class DrawnLevels:
     def __init__(self, sampler: TimestepSampler, quantile: OfTime, where: str) -> None:
         check_reach(sampler, where, x0=False, loss_at=False)
         self.sampler, self.quantile, self._where = sampler, quantile, where
+        self._unshown = Unshown(sampler, "show those of each draw, by learn(losses, weighted=...) or weighted(losses)")
         self._drawn: Timesteps | None = None
         self._levels = torch.empty(0)
 
@@ -155,7 +218,8 @@ class DrawnLevels:
         rows = torch.empty(num, 0, device=device)
         follow(self.sampler, rows.device)
         self._drawn = self.sampler.sample(rows)
-        self._levels = self.quantile(precise(self._drawn.t)).to(dtype or torch.get_default_dtype())
+        self._unshown.drew()
+        self._levels = level_at(self.quantile, self._drawn.t).to(dtype or torch.get_default_dtype())
         return self._levels
 
     def weight(self, levels: Tensor) -> Tensor:
@@ -176,6 +240,7 @@ class DrawnLevels:
                 f"{self._where} learns from the losses of its last draw, {expected} rows, got {tuple(losses.shape)}: "
                 "draw once, then show one loss per row, before any mean"
             )
+        self._unshown.shown()
         weight = drawn.weight.to(losses.dtype)
         if torch.is_grad_enabled():  # an evaluation teaches nothing
             per_row = losses.detach().flatten(1).mean(1) if losses.ndim > 1 else losses.detach()

@@ -7,7 +7,6 @@
 Their loops show losses only to what is an instance of their own LossAwareSampler; `base` makes it one.
 """
 
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +15,13 @@ from torch import Tensor
 
 from kairostep.diffusion import DiscreteProcess
 from kairostep.integrations.noise_levels import follow
-from kairostep.integrations.reach import check_reach, checked_sampler, learn_without_step, learns
+from kairostep.integrations.reach import Unshown, check_reach, checked_sampler, learn_without_step, learns
 from kairostep.names import SAMPLERS, arguments_of, from_name
 from kairostep.timesteps import Timesteps, TimestepSampler
 from kairostep.timesteps.distributed import rank, world_size
 
 if TYPE_CHECKING:
     import numpy as np
-
-UNSHOWN = 100  # draws in a row of which a sampler that learns is shown no loss, before it says so
 
 
 class ScheduleSampler:
@@ -37,7 +34,9 @@ class ScheduleSampler:
         check_reach(sampler, "ScheduleSampler.sample(batch_size, device)", x0=False, loss_at=False)
         process = process_of(diffusion)
         self.sampler, self.num_steps = sampler, process.num_steps
-        self._num_unshown = 0
+        self._unshown = Unshown(
+            sampler, "call update_with_local_losses, or pass base=LossAwareSampler so that the loop does"
+        )
 
     def weights(self) -> "np.ndarray[Any, Any]":
         """Return how often each step is drawn now, (T,), summing to 1."""
@@ -48,18 +47,14 @@ class ScheduleSampler:
         rows = torch.empty(batch_size, 0, device=device)
         follow(self.sampler, rows.device)
         drawn = self.sampler.sample(rows)
-        self._num_unshown += 1
-        if self._num_unshown == UNSHOWN and learns(self.sampler):
-            warnings.warn(
-                f"{UNSHOWN} draws in a row were followed by no loss, so {type(self.sampler).__name__} learns nothing: "
-                "call update_with_local_losses, or pass base=LossAwareSampler so that the loop does",
-                stacklevel=2,
-            )
+        self._unshown.drew()
         return drawn.index(self.num_steps), drawn.weight
 
     def update_with_local_losses(self, local_ts: Tensor, local_losses: Tensor) -> None:
         """Show this rank's losses (B,) at its steps (B,), before weights; all ranks learn the same."""
-        self._num_unshown = 0
+        if local_ts.is_floating_point():
+            raise ValueError(f"local_ts must be steps 0..T-1, whole numbers, got {local_ts.dtype}: pass what was drawn")
+        self._unshown.shown()
         t = (local_ts + 0.5) / self.num_steps
         learn_without_step(self.sampler, Timesteps(t, torch.ones_like(t)), local_losses)
 

@@ -1,9 +1,14 @@
 """What a sampler can have in somebody else's code: a step, the data, losses at other times; and what it cannot."""
 
+import warnings
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
+from kairostep.timesteps import Curriculum, LossAt, Timesteps, TimestepSampler
+
+UNSHOWN = 100  # draws in a row of which a sampler that learns is shown no loss, before it says so
 
 
 @torch.no_grad()
@@ -14,8 +19,66 @@ def learn_without_step(sampler: TimestepSampler, drawn: Timesteps, losses: Tenso
 
 
 def learns(sampler: TimestepSampler) -> bool:
-    """Return whether the sampler learns from what it is shown."""
-    return type(sampler).observe is not TimestepSampler.observe
+    """Return whether the sampler, or one that it draws by, learns from what it is shown."""
+    within = _within(sampler)
+    return any(map(learns, within)) if within else type(sampler).observe is not TimestepSampler.observe
+
+
+def name_of(sampler: TimestepSampler) -> str:
+    """Return its class with those of the samplers that it draws by: `Scheduled(RootLoss)`."""
+    within = ", ".join(map(name_of, _within(sampler)))
+    return f"{type(sampler).__name__}({within})" if within else type(sampler).__name__
+
+
+def _within(sampler: TimestepSampler) -> list[TimestepSampler]:
+    """Return the samplers that a curriculum or an adapter draws by."""
+    if isinstance(sampler, Curriculum):
+        return [sampler.first, sampler.then]
+    inner = getattr(sampler, "sampler", None)
+    return [inner] if isinstance(inner, TimestepSampler) else []
+
+
+class Unshown:
+    """Counts the draws since a sampler was last shown a loss, and warns once where one that learns is shown none."""
+
+    def __init__(
+        self, sampler: TimestepSampler, fix: str = "write `with sampler.observe(...): optimizer.step()`"
+    ) -> None:
+        self.num = 0
+        self._name, self._fix = name_of(sampler), fix
+        self._within: Unshown | None = getattr(sampler, "unshown", None)
+        self._learns = learns(sampler) and self._within is None  # else the one within says it
+
+    def drew(self) -> None:
+        """Count a draw, unless it is for an evaluation or is being compiled."""
+        if not self._learns or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        self.num += 1
+        if self.num == UNSHOWN:
+            warnings.warn(
+                f"{UNSHOWN} draws in a row were followed by no loss, so {self._name} learns nothing: {self._fix}",
+                stacklevel=3,
+            )
+
+    def shown(self) -> None:
+        """Begin to count again."""
+        self.num = 0
+        if self._within is not None:
+            self._within.shown()
+
+
+def load_state(sampler: TimestepSampler, saved: dict[str, Any], where: str) -> None:
+    """Take up the state in `saved["sampler"]`, if it is that of such a sampler: `saved["name"]`."""
+    name = name_of(sampler)
+    try:
+        if saved.get("name", name) != name:  # fixed densities have the same keys, whichever they are
+            raise RuntimeError(f"it is of a {saved['name']}")
+        sampler.load_state_dict(saved["sampler"])
+    except RuntimeError as error:
+        raise ValueError(
+            f"{where} must hold the state of a {name} made with the same arguments, but it holds that of another "
+            f"sampler: make the sampler as it was\n{error}"
+        ) from error
 
 
 def checked_sampler(sampler: TimestepSampler) -> TimestepSampler:
