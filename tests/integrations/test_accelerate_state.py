@@ -6,7 +6,7 @@ import pickle
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,12 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
+from small_problem import NUM_ROWS, Make, losses_of, make_adaptive, make_root_loss, make_uniform
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 import kairostep as ks
 from kairostep.integrations.accelerate import Accelerated
-
-NUM_ROWS = 16
-Make = Callable[[nn.Module], ks.TimestepSampler]
 
 
 @pytest.fixture(autouse=True)
@@ -37,27 +35,8 @@ def forget_accelerators() -> None:
     GradientState._reset_state()
 
 
-def make_root_loss(model: nn.Module) -> ks.TimestepSampler:
-    return ks.RootLoss(num_bins=4, warmup=4, refresh=2, gate=1.0)
-
-
-def make_adaptive(model: nn.Module) -> ks.TimestepSampler:
-    policy = ks.BetaPolicy.for_input((3,), hidden=8, seed=0)
-    return ks.Adaptive(policy, every=2, sweep=8, reward_rows=8, queue_size=3, model=model)
-
-
-def make_uniform(model: nn.Module) -> ks.TimestepSampler:
-    return ks.Uniform(seed=3)
-
-
 def batch(number: int, rank: int = 0) -> Tensor:
     return torch.randn(NUM_ROWS, 3, generator=torch.Generator().manual_seed(100 * number + rank))
-
-
-def losses_of(model: nn.Module, x: Tensor, t: Tensor) -> Tensor:
-    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(len(x)))
-    xt = (1 - t[:, None]) * x + t[:, None] * noise
-    return (model(torch.cat([xt, t[:, None]], dim=1)) - noise).square().mean(1)
 
 
 class Training:

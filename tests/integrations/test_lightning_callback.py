@@ -4,20 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from denoiser import (
-    Denoiser,
-    Make,
-    assert_same,
-    fit,
-    loader,
-    losses_of,
-    make_adaptive,
-    make_root_loss,
-    make_uniform,
-    trainer_of,
-)
+from denoiser import Denoiser, assert_same, fit, loader, trainer_of
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
+from small_problem import Make, losses_of, make_adaptive, make_root_loss, make_uniform
 from torch import Tensor, nn
 from torch.testing import assert_close
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from denoiser import Denoiser, assert_same, loader, make_adaptive, make_root_loss, trainer_of
+from denoiser import Denoiser, assert_same, loader, trainer_of
 from lightning.pytorch.callbacks import ModelCheckpoint
+from small_problem import make_adaptive, make_root_loss
 
 
 def run_rank(rank: int, folder: str, port: int) -> None:

@@ -179,7 +179,7 @@ def test_losses_that_are_not_finite_are_skipped_and_counted(name: str, bad: floa
     )  # losses; probes; their rows; rewards, sweeps, updates
 
 
-@pytest.mark.parametrize("name", LEARNING)
+@every_sampler
 def test_losses_of_the_wrong_shape_are_refused(name: str) -> None:
     sampler = build(name, build_model())
     drawn = sampler.sample(batch(0))

@@ -15,13 +15,12 @@ from torch import Tensor
 from kairostep.diffusion.process import FlowProcess, Process
 from kairostep.integrations.reach import Unshown, check_reach, learn_without_step
 from kairostep.timesteps import Timesteps, TimestepSampler
-from kairostep.timesteps.histogram import bin_index
+from kairostep.timesteps.histogram import ABOVE_ZERO, bin_index
 
 OfTime = Callable[[Tensor], Tensor]
 """A function of times (N,) that returns (N,)."""
 
 END = 1e-4  # how near to both ends, where slopes may be infinite, they are taken
-ABOVE_ZERO = 2**-25  # the least t whose level is asked for: a draw may round to 0, where a log-normal level is 0
 NUM_BISECTIONS = 50
 
 

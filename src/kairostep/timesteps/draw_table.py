@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from kairostep.timesteps.draws import Draws
-from kairostep.timesteps.histogram import BELOW_ONE, rebin
+from kairostep.timesteps.histogram import ABOVE_ZERO, BELOW_ONE, rebin
 from kairostep.timesteps.sampler import StepCount, Timesteps, TimestepSampler
 
 
@@ -44,7 +44,7 @@ class DrawTable(nn.Module):
         rows = self.rows.to(u.dtype)
         index = torch.searchsorted(rows[0], u, right=True)
         end, end_t, slope, weight = rows.index_select(1, index).unbind()
-        return Timesteps(torch.addcmul(end_t, slope, u - end).clamp(0, BELOW_ONE), weight)
+        return Timesteps(torch.addcmul(end_t, slope, u - end).clamp(ABOVE_ZERO, BELOW_ONE), weight)
 
 
 class TableSampler(TimestepSampler):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kairostep.timesteps.distributed import rank, world_size
-from kairostep.timesteps.histogram import BELOW_ONE
+from kairostep.timesteps.histogram import ABOVE_ZERO, BELOW_ONE
 
 
 def _signed(value: int) -> int:
@@ -77,4 +77,4 @@ class Draws(nn.Module):
             stratum = bits.argsort()  # (N,) a random permutation; decided by the high bits, u by the low ones
             u = (stratum + u) / num_global
         first = rank() * num_local
-        return u[first : first + num_local].clamp(2**-25, BELOW_ONE)  # (B,)
+        return u[first : first + num_local].clamp(ABOVE_ZERO, BELOW_ONE)  # (B,)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 BELOW_ONE = 1 - 2**-24  # the largest float32 under 1: a foreign loop's (t * T).long() stays under T
+ABOVE_ZERO = 2**-25  # the least t that is drawn: at 0 there may be no noise at all, and an infinite weight
 
 
 def bin_index(t: Tensor, num_bins: int) -> Tensor:
@@ -18,7 +19,7 @@ def quantile(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     below_end = below_end / below_end[-1]  # exactly 1 at last, so that no u falls beyond
     index = torch.searchsorted(below_end, u, right=True).clamp(max=len(share) - 1)  # never a bin without mass
     from_end = ((below_end[index] - u) / share[index]).clamp(0, 1)
-    return ((index + 1 - from_end) / len(share)).clamp(max=BELOW_ONE), index
+    return ((index + 1 - from_end) / len(share)).clamp(ABOVE_ZERO, BELOW_ONE), index
 
 
 def rebin(mass: Tensor, num_bins: int) -> Tensor:

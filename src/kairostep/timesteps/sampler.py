@@ -65,6 +65,7 @@ class TimestepSampler(nn.Module):
 
         `losses` (B,) are the detached per-sample losses at `drawn.t`, before `drawn.weight`.
         """
+        check_shown(x0, drawn, losses)
         return nullcontext()
 
     def density(self, num_bins: int = 100) -> Tensor:
@@ -110,6 +111,16 @@ class StepCount(nn.Module):
         self.num_steps, self.seed = state.tolist()
 
 
+def check_shown(x0: Tensor, drawn: Timesteps, losses: Tensor) -> None:
+    """Raise unless there is one loss for each row that was drawn for."""
+    if losses.shape != drawn.t.shape or len(x0) != len(losses):
+        raise ValueError(
+            f"losses must be one value per sample, {tuple(drawn.t.shape)}, got {tuple(losses.shape)} "
+            f"for {len(x0)} rows of x0: show the batch that was drawn for, "
+            "and reduce over all dimensions but the first, for instance losses.flatten(1).mean(1)"
+        )
+
+
 def learns_from_step(
     observe: Callable[[S, Tensor, Timesteps, Tensor, LossAt], Iterator[None]],
 ) -> Callable[[S, Tensor, Timesteps, Tensor, LossAt], AbstractContextManager[None]]:
@@ -117,12 +128,7 @@ def learns_from_step(
 
     @wraps(observe)
     def checked(self: S, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> AbstractContextManager[None]:
-        if losses.shape != drawn.t.shape or len(x0) != len(losses):
-            raise ValueError(
-                f"losses must be one value per sample, {tuple(drawn.t.shape)}, got {tuple(losses.shape)} "
-                f"for {len(x0)} rows of x0: show the batch that was drawn for, "
-                "and reduce over all dimensions but the first, for instance losses.flatten(1).mean(1)"
-            )
+        check_shown(x0, drawn, losses)
         if self._observation_waits:
             self._observation_waits = False
             raise RuntimeError(

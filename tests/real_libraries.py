@@ -1,16 +1,21 @@
 """Libraries that demand torchvision although training does not touch it, imported beside a stand-in for it.
 
-They are not in the test environment: `make libraries` installs them beside it and runs the tests that need them.
+`make test` installs them, without what they demand, into a folder beside the test environment (`LIBRARIES`).
 """
 
 import importlib
 import importlib.util
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+LIBRARIES = Path(sys.prefix) / "libraries"
 
 
 class StandIn(ModuleType):
@@ -44,19 +49,26 @@ class StandInFinder:
         """Do nothing."""
 
 
-def import_real(name: str, *stand_ins: str) -> Any:
-    """Return the module, imported beside stand-ins, or skip the test where the library is not installed."""
-    if importlib.util.find_spec(name.split(".")[0]) is None:
-        pytest.skip(f"{name.split('.')[0]} is not installed: make libraries")
-    finder = StandInFinder(stand_ins)
+@contextmanager
+def beside(*packages: str) -> Iterator[None]:
+    """Import what the block imports beside stand-ins for these packages."""
+    finder = StandInFinder(packages)
     sys.meta_path.append(finder)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return importlib.import_module(name)
-    except ImportError as error:
-        pytest.skip(f"{name} does not import here: {error}")
+        yield
     finally:
         sys.meta_path.remove(finder)
         for module in [key for key in sys.modules if key.split(".")[0] in finder.packages]:
             del sys.modules[module]
+
+
+def import_real(name: str, *stand_ins: str) -> Any:
+    """Return the module, imported beside stand-ins, or skip the test where the library is not installed."""
+    if importlib.util.find_spec(name.split(".")[0]) is None:
+        pytest.skip(f"{name.split('.')[0]} is not installed: make test does it")
+    try:
+        with beside(*stand_ins), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(name)
+    except ImportError as error:
+        pytest.skip(f"{name} does not import here: {error}")
