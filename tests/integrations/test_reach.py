@@ -15,7 +15,8 @@ from kairostep.integrations.diffusers import Scheduled
 from kairostep.integrations.flow_matching import PathSampler
 from kairostep.integrations.k_diffusion import SampleDensity
 from kairostep.integrations.noise_levels import LogNormal
-from kairostep.integrations.reach import UNSHOWN, learns, name_of
+from kairostep.integrations.reach import learns, name_of
+from kairostep.timesteps.sampler import UNSHOWN
 
 ROWS = torch.empty(4, 0)
 

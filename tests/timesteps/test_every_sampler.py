@@ -1,6 +1,7 @@
 """What holds for every sampler; `samplers.py` beside this lists them."""
 
 import io
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kairostep as ks
+from kairostep.timesteps.sampler import UNSHOWN
 
 TAUGHT_STEPS = range(60)
 
@@ -47,7 +49,8 @@ def test_density_is_where_the_draws_go(name: str, num_rows: int) -> None:
     num_batches = 3000 if num_rows == 1 else 20_000 // num_rows
     latest = batch(TAUGHT_STEPS[-1])  # a policy's density is that over the rows it was shown last
     rows = torch.arange(num_rows * num_batches).view(num_batches, num_rows) % len(latest)
-    times = torch.cat([sampler.sample(latest[row]).t for row in rows])
+    with torch.no_grad():  # nothing is shown
+        times = torch.cat([sampler.sample(latest[row]).t for row in rows])
     for num_bins in (10, 33):
         density = sampler.density(num_bins)
         assert density.shape == (num_bins,)
@@ -102,7 +105,8 @@ def test_seeds_and_steps_give_different_draws(name: str) -> None:
 @pytest.mark.parametrize("name", UNBIASED)
 def test_unbiased_weights_keep_the_objective(name: str) -> None:
     sampler = build_taught(name)
-    drawn = [sampler.sample(torch.zeros(128, 4, dtype=torch.float64)) for _ in range(400)]
+    with torch.no_grad():
+        drawn = [sampler.sample(torch.zeros(128, 4, dtype=torch.float64)) for _ in range(400)]
     t, weight = torch.cat([d.t for d in drawn]), torch.cat([d.weight for d in drawn])
     assert name == "uniform" or float(weight.std()) > 0.05
     for function, integral in ((torch.ones_like, 1.0), (torch.square, 1 / 3), (torch.exp, torch.e - 1)):
@@ -223,3 +227,18 @@ def test_says_whether_it_looks_at_x0_and_asks_for_losses(name: str) -> None:
         with sampler.observe(x0, sampler.sample(x0), torch.rand(64), loss_at):
             pass
     assert bool(asked) == sampler.uses_loss_at
+
+
+@every_sampler
+def test_a_learner_that_is_shown_nothing_says_so_once(name: str) -> None:
+    sampler, shown = build(name, build_model()), build_taught(name)
+    learns = name in LEARNING or name in ("curriculum", "probed_progress_unbiased")
+    with torch.no_grad():  # an evaluation
+        for _ in range(UNSHOWN + 1):
+            sampler.sample(batch(0, num_rows=2))
+    with pytest.warns(UserWarning, match=r"learns nothing: write `with sampler\.observe") if learns else nullcontext():
+        for _ in range(UNSHOWN):
+            sampler.sample(batch(0, num_rows=2))
+    for _ in range(UNSHOWN):
+        sampler.sample(batch(0, num_rows=2))  # once is enough
+    assert shown.num_unshown == 0

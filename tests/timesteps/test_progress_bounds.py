@@ -60,7 +60,8 @@ def test_weights_are_relative_density_to_minus_beta_and_average_to_one(name: str
         build_prior = lambda: ks.FixedBeta(1.0, 2.0)  # noqa: E731
     sampler = build(graded, prior=build_prior(), beta=beta)
     observe(sampler, 20)
-    drawn = [sampler.sample(torch.zeros(256, 1, dtype=torch.float64)) for _ in range(100)]
+    with torch.no_grad():
+        drawn = [sampler.sample(torch.zeros(256, 1, dtype=torch.float64)) for _ in range(100)]
     t, weight = torch.stack([d.t for d in drawn]), torch.stack([d.weight for d in drawn])
     assert bool((weight.isfinite() & (weight > 0)).all())
     if name != "logit_normal":  # flat within the bins
@@ -79,7 +80,8 @@ def test_with_beta_one_weighted_means_are_those_of_uniform_draws(name: str) -> N
         build_prior = lambda: ks.LogitNormal(unbiased=True)  # noqa: E731
     sampler = build(graded, prior=build_prior(), beta=1.0)
     observe(sampler, 20)
-    drawn = [sampler.sample(torch.zeros(256, 1, dtype=torch.float64)) for _ in range(300)]
+    with torch.no_grad():
+        drawn = [sampler.sample(torch.zeros(256, 1, dtype=torch.float64)) for _ in range(300)]
     t, weight = torch.stack([d.t for d in drawn]), torch.stack([d.weight for d in drawn])
     assert float(weight.std()) > 0.05
     for function, integral in ((torch.ones_like, 1.0), (torch.square, 1 / 3), (torch.exp, math.e - 1)):

@@ -246,7 +246,8 @@ def test_weights_are_one_over_relative_density_and_average_to_one() -> None:
 @pytest.mark.parametrize("stratified", [True, False])
 def test_weighted_means_of_any_function_of_t_are_those_of_uniform_draws(stratified: bool) -> None:
     sampler = taught(skewed, stratified=stratified, seed=1)
-    drawn = [sampler.sample(torch.zeros(128, 1, dtype=torch.float64)) for _ in range(300)]
+    with torch.no_grad():
+        drawn = [sampler.sample(torch.zeros(128, 1, dtype=torch.float64)) for _ in range(300)]
     t, weight = torch.stack([d.t for d in drawn]), torch.stack([d.weight for d in drawn])
     for function, integral in ((torch.square, 1 / 3), (torch.exp, math.e - 1), (lambda t: (t < 0.03).double(), 0.03)):
         estimate = (weight * function(t)).mean(1)  # (300,)

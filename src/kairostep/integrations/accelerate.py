@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from kairostep.integrations.reach import Unshown, checked_sampler, given_or_unneeded, load_state, name_of
+from kairostep.integrations.reach import checked_sampler, count_as_shown, given_or_unneeded, load_state, name_of
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
 
 if TYPE_CHECKING:
@@ -48,13 +48,11 @@ class Accelerated(TimestepSampler):
         names.add(name)
         self.sampler, self.accelerator, self.name = sampler.to(accelerator.device), accelerator, name
         self.uses_x0, self.uses_loss_at = sampler.uses_x0, sampler.uses_loss_at
-        self.unshown = Unshown(sampler)
         accelerator.register_save_state_pre_hook(self._save)
         accelerator.register_load_state_pre_hook(self._load)
 
     def sample(self, x0: Tensor) -> Timesteps:
         """Return what the sampler draws for the clean batch x0 (B, ...)."""
-        self.unshown.drew()
         return self.sampler.sample(x0)
 
     def observe(
@@ -62,8 +60,8 @@ class Accelerated(TimestepSampler):
     ) -> AbstractContextManager[None]:
         """Wrap the optimizer's step, learn if it is one; `loss_at` is needed by samplers that `uses_loss_at` alone."""
         at = given_or_unneeded(loss_at, self.sampler)
-        self.unshown.shown()
         if not self.accelerator.sync_gradients:
+            count_as_shown(self.sampler)
             return nullcontext()
         return self.sampler.observe(x0, drawn, losses.detach(), at)
 

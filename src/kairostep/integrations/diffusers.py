@@ -25,7 +25,7 @@ from kairostep.diffusion import EPSILON, VELOCITY, X0, DiscreteProcess, Predicti
 from kairostep.diffusion.process import Process
 from kairostep.diffusion.weighting import LOG_SNR_LIMIT
 from kairostep.integrations.noise_levels import FlowSteps
-from kairostep.integrations.reach import Unshown, checked_sampler, given_or_unneeded
+from kairostep.integrations.reach import checked_sampler, given_or_unneeded
 from kairostep.timesteps import LossAt, Tabulated, Timesteps, TimestepSampler
 from kairostep.timesteps.arguments import choice
 from kairostep.timesteps.histogram import BELOW_ONE
@@ -119,7 +119,7 @@ class Scheduled(TimestepSampler):
 
     def __init__(self, sampler: TimestepSampler, scheduler: Any, *, mu: float | None = None) -> None:
         super().__init__()
-        self.sampler, self.unshown = checked_sampler(sampler), Unshown(sampler)
+        self.sampler = checked_sampler(sampler)
         self.process, self.prediction = process_of(scheduler, mu=mu), prediction_of(scheduler)
         self.uses_x0, self.uses_loss_at = sampler.uses_x0, sampler.uses_loss_at
         if isinstance(self.process, DiscreteProcess):
@@ -133,7 +133,6 @@ class Scheduled(TimestepSampler):
     def sample(self, x0: Tensor) -> ScheduledTimesteps:
         """Return one timestep and one weight for each row of the clean batch x0 (B, ...)."""
         drawn = self.sampler.sample(x0)
-        self.unshown.drew()
         sigmas = self.process.sigma(drawn.t) if isinstance(self.process, FlowSteps) else None
         return ScheduledTimesteps(drawn.t, drawn.weight, self.process.time(drawn.t), sigmas)
 
@@ -142,7 +141,6 @@ class Scheduled(TimestepSampler):
     ) -> AbstractContextManager[None]:
         """Wrap the optimizer's step; `loss_at(rows, timesteps)` is needed by samplers that `uses_loss_at` alone."""
         at = given_or_unneeded(loss_at, self.sampler, "loss_at(rows, timesteps)")
-        self.unshown.shown()
         return self.sampler.observe(x0, drawn, losses.detach(), lambda rows, t: at(rows, self.process.time(t)))
 
     def density(self, num_bins: int = 100) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from kairostep.integrations.noise_levels import OfTime, ReadProcess
-from kairostep.integrations.reach import Unshown, checked_sampler, given_or_unneeded
+from kairostep.integrations.reach import checked_sampler, given_or_unneeded
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
 from kairostep.timesteps.histogram import BELOW_ONE
 
@@ -40,7 +40,7 @@ class PathSampler(nn.Module):
 
     def __init__(self, sampler: TimestepSampler, path: Any) -> None:
         super().__init__()
-        self.sampler, self.path, self._unshown = checked_sampler(sampler), path, Unshown(sampler)
+        self.sampler, self.path = checked_sampler(sampler), path
         check_direction(path)
         if sampler.uses_x0 and hasattr(path, "ot_sampler"):
             raise ValueError(
@@ -52,7 +52,6 @@ class PathSampler(nn.Module):
     def sample(self, x_1: Tensor) -> PathTimes:
         """Return one time of the path and one weight for each row of the data x_1 (B, ...)."""
         drawn = self.sampler.sample(x_1)
-        self._unshown.drew()
         return PathTimes(to_path_time(drawn.t), drawn.weight, drawn)
 
     def observe(
@@ -60,7 +59,6 @@ class PathSampler(nn.Module):
     ) -> AbstractContextManager[None]:
         """Wrap the optimizer's step, as a sampler's `observe`; `loss_at(rows, t)` is called with the path's time."""
         at = given_or_unneeded(loss_at, self.sampler)
-        self._unshown.shown()
 
         def loss_at_t(rows: Tensor, t: Tensor) -> Tensor:
             return at(rows, to_path_time(t))

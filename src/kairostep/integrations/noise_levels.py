@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kairostep.diffusion.process import FlowProcess, Process
-from kairostep.integrations.reach import Unshown, check_reach, learn_without_step
+from kairostep.integrations.reach import check_reach, learn_without_step
 from kairostep.timesteps import Timesteps, TimestepSampler
 from kairostep.timesteps.histogram import ABOVE_ZERO, bin_index
 
@@ -208,7 +208,7 @@ class DrawnLevels:
     def __init__(self, sampler: TimestepSampler, quantile: OfTime, where: str) -> None:
         check_reach(sampler, where, x0=False, loss_at=False)
         self.sampler, self.quantile, self._where = sampler, quantile, where
-        self._unshown = Unshown(sampler, "show those of each draw, by learn(losses, weighted=...) or weighted(losses)")
+        sampler.how_to_show = "show those of each draw, by learn(losses, weighted=...) or weighted(losses)"
         self._drawn: Timesteps | None = None
         self._levels = torch.empty(0)
 
@@ -217,7 +217,6 @@ class DrawnLevels:
         rows = torch.empty(num, 0, device=device)
         follow(self.sampler, rows.device)
         self._drawn = self.sampler.sample(rows)
-        self._unshown.drew()
         self._levels = level_at(self.quantile, self._drawn.t).to(dtype or torch.get_default_dtype())
         return self._levels
 
@@ -239,7 +238,6 @@ class DrawnLevels:
                 f"{self._where} learns from the losses of its last draw, {expected} rows, got {tuple(losses.shape)}: "
                 "draw once, then show one loss per row, before any mean"
             )
-        self._unshown.shown()
         weight = drawn.weight.to(losses.dtype)
         if torch.is_grad_enabled():  # an evaluation teaches nothing
             per_row = losses.detach().flatten(1).mean(1) if losses.ndim > 1 else losses.detach()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kairostep.diffusion import DiscreteProcess
 from kairostep.integrations.noise_levels import follow
-from kairostep.integrations.reach import Unshown, check_reach, checked_sampler, learn_without_step, learns
+from kairostep.integrations.reach import check_reach, checked_sampler, learn_without_step, learns
 from kairostep.names import SAMPLERS, arguments_of, from_name
 from kairostep.timesteps import Timesteps, TimestepSampler
 from kairostep.timesteps.distributed import rank, world_size
@@ -34,9 +34,7 @@ class ScheduleSampler:
         check_reach(sampler, "ScheduleSampler.sample(batch_size, device)", x0=False, loss_at=False)
         process = process_of(diffusion)
         self.sampler, self.num_steps = sampler, process.num_steps
-        self._unshown = Unshown(
-            sampler, "call update_with_local_losses, or pass base=LossAwareSampler so that the loop does"
-        )
+        sampler.how_to_show = "call update_with_local_losses, or pass base=LossAwareSampler so that the loop does"
 
     def weights(self) -> "np.ndarray[Any, Any]":
         """Return how often each step is drawn now, (T,), summing to 1."""
@@ -47,14 +45,12 @@ class ScheduleSampler:
         rows = torch.empty(batch_size, 0, device=device)
         follow(self.sampler, rows.device)
         drawn = self.sampler.sample(rows)
-        self._unshown.drew()
         return drawn.index(self.num_steps), drawn.weight
 
     def update_with_local_losses(self, local_ts: Tensor, local_losses: Tensor) -> None:
         """Show this rank's losses (B,) at its steps (B,), before weights; all ranks learn the same."""
         if local_ts.is_floating_point():
             raise ValueError(f"local_ts must be steps 0..T-1, whole numbers, got {local_ts.dtype}: pass what was drawn")
-        self._unshown.shown()
         t = (local_ts + 0.5) / self.num_steps
         learn_without_step(self.sampler, Timesteps(t, torch.ones_like(t)), local_losses)
 

@@ -1,14 +1,11 @@
 """What a sampler can have in somebody else's code: a step, the data, losses at other times; and what it cannot."""
 
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kairostep.timesteps import Curriculum, LossAt, Timesteps, TimestepSampler
-
-UNSHOWN = 100  # draws in a row of which a sampler that learns is shown no loss, before it says so
 
 
 @torch.no_grad()
@@ -38,33 +35,11 @@ def _within(sampler: TimestepSampler) -> list[TimestepSampler]:
     return [inner] if isinstance(inner, TimestepSampler) else []
 
 
-class Unshown:
-    """Counts the draws since a sampler was last shown a loss, and warns once where one that learns is shown none."""
-
-    def __init__(
-        self, sampler: TimestepSampler, fix: str = "write `with sampler.observe(...): optimizer.step()`"
-    ) -> None:
-        self.num = 0
-        self._name, self._fix = name_of(sampler), fix
-        self._within: Unshown | None = getattr(sampler, "unshown", None)
-        self._learns = learns(sampler) and self._within is None  # else the one within says it
-
-    def drew(self) -> None:
-        """Count a draw, unless it is for an evaluation or is being compiled."""
-        if not self._learns or torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return
-        self.num += 1
-        if self.num == UNSHOWN:
-            warnings.warn(
-                f"{UNSHOWN} draws in a row were followed by no loss, so {self._name} learns nothing: {self._fix}",
-                stacklevel=3,
-            )
-
-    def shown(self) -> None:
-        """Begin to count again."""
-        self.num = 0
-        if self._within is not None:
-            self._within.shown()
+def count_as_shown(sampler: TimestepSampler) -> None:
+    """Take a draw for shown whose losses a later one stands for, as those of a micro-batch."""
+    sampler.num_unshown = 0
+    for own in _within(sampler):
+        count_as_shown(own)
 
 
 def load_state(sampler: TimestepSampler, saved: dict[str, Any], where: str) -> None:

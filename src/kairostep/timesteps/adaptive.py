@@ -153,9 +153,13 @@ class Adaptive(TimestepSampler):
 
     # Algorithm 1: drawing
 
-    @torch.no_grad()
     def sample(self, x0: Tensor) -> Timesteps:
         """Return one time and one weight for each row of x0 (B, ...)."""
+        self._count_draw()
+        with torch.no_grad():
+            return self._draw(x0)
+
+    def _draw(self, x0: Tensor) -> Timesteps:
         v = self.draws(x0)
         beta: Beta = self.policy(x0)
         learned = beta.quantile(((v - self.floor) / (1 - self.floor)).clamp(min=2**-25).to(beta.a.dtype)).to(v.dtype)

@@ -62,6 +62,7 @@ class TableSampler(TimestepSampler):
 
     def sample(self, x0: Tensor) -> Timesteps:
         """Return one time and one weight for each row of x0 (B, ...)."""
+        self._count_draw()
         return self.table.draw(self.draws(x0))
 
     def density(self, num_bins: int = 100) -> Tensor:

@@ -77,6 +77,7 @@ class GradientVariance(TimestepSampler):
 
     def sample(self, x0: Tensor) -> Timesteps:
         """Return one time and one weight for each row of x0 (B, ...)."""
+        self._count_draw()
         return draw(self.mass(), self.draws(x0), unbiased=self.unbiased)
 
     @learns_from_step

@@ -114,6 +114,7 @@ class LossSecondMoment(TimestepSampler):
 
     def sample(self, x0: Tensor) -> Timesteps:
         """Return one time and one weight for each row of x0 (B, ...)."""
+        self._count_draw()
         return draw(self.mass(), self.draws(x0), unbiased=True)
 
     @learns_from_step

@@ -1,5 +1,6 @@
 """The contract: what a timestep sampler draws, what it is shown, what it can be asked."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from kairostep.timesteps.histogram import bin_index, quantile
 
 S = TypeVar("S", bound="TimestepSampler")
 
+UNSHOWN = 100  # draws in a row of which a sampler that learns is shown no loss, before it says so
 LARGEST = 1e15  # a loss, drop or reward beyond it counts as not finite: sums of its square would overflow float32
 
 LossAt = Callable[[Tensor, Tensor], Tensor]
@@ -54,6 +56,8 @@ class TimestepSampler(nn.Module):
 
     uses_x0: bool = False  # its draws depend on the content of x0, not on its size alone
     uses_loss_at: bool = False  # it asks for losses beyond those it is shown
+    how_to_show: str = "write `with sampler.observe(x0, drawn, losses, loss_at): optimizer.step()`"
+    num_unshown: int = 0  # draws since it was last shown a loss
     _observation_waits: bool = False
 
     def sample(self, x0: Tensor) -> Timesteps:
@@ -75,6 +79,19 @@ class TimestepSampler(nn.Module):
     def diagnostics(self) -> dict[str, Tensor]:
         """Return scalars worth logging; reading them from a GPU is the caller's synchronisation."""
         return {}
+
+    def _count_draw(self) -> None:
+        """Say so, once, where a sampler that learns draws and is shown no loss; draws of an evaluation do not count."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        self.num_unshown += 1
+        if self.num_unshown == UNSHOWN:
+            name = type(self).__name__
+            warnings.warn(
+                f"{UNSHOWN} draws in a row were followed by no loss, so {name} learns nothing: {self.how_to_show}; "
+                "to draw without learning, sample under torch.no_grad()",
+                stacklevel=4,
+            )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follow the model to its device but never into half precision: tables and counts would lose their meaning."""
@@ -129,6 +146,7 @@ def learns_from_step(
     @wraps(observe)
     def checked(self: S, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> AbstractContextManager[None]:
         check_shown(x0, drawn, losses)
+        self.num_unshown = 0
         if self._observation_waits:
             self._observation_waits = False
             raise RuntimeError(
