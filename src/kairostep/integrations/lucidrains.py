@@ -13,17 +13,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kairostep.diffusion import EPSILON, X0, DiscreteProcess, Objective, Prediction, V
-from kairostep.integrations.noise_levels import follow
+from kairostep.diffusion import EPSILON, X0, DiscreteProcess, Objective, Prediction, V, constant, min_snr
+from kairostep.diffusion.process import Process
+from kairostep.integrations.noise_levels import ReadProcess, follow
 from kairostep.integrations.optimizer_hooks import StepObserver
 from kairostep.integrations.reach import checked_sampler
 from kairostep.timesteps import Speed, Timesteps, TimestepSampler
+from kairostep.timesteps.histogram import bin_index
 
 PREDICTIONS: dict[str, Prediction] = {"pred_noise": EPSILON, "pred_x0": X0, "pred_v": V}
+CONTINUOUS: dict[str, Prediction] = {
+    "ContinuousTimeGaussianDiffusion": EPSILON,
+    "VParamContinuousTimeGaussianDiffusion": V,
+}
 
 
 class SampledDiffusion:
-    """Puts a sampler into a GaussianDiffusion (or 1D), by hooks on the module and on the optimizer.
+    """Puts a sampler into a GaussianDiffusion (1D, continuous time), by hooks on the module and on the optimizer.
 
     In train mode, a call without `times` draws them, weights each sample's loss, and shows the losses to the sampler
     around the optimizer's next step. In eval mode, without gradients, and with `times` given, all is as it was. The
@@ -67,7 +73,7 @@ class SampledDiffusion:
         drawn = self.sampler.sample(images)
         rest = {name: value for name, value in kwargs.items() if name not in ("img", "times", "loss_reduction")}
         self._asked = drawn, kwargs.get("loss_reduction", "mean"), (images, *others), rest
-        times = drawn.index(self.diffusion.num_timesteps)
+        times = times_of(self.diffusion, drawn.t)
         return (images, *others), {**rest, "times": times, "loss_reduction": "none"}
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], losses: Tensor) -> Tensor | None:
@@ -87,7 +93,7 @@ class SampledDiffusion:
             return value[rows] if per_row else value
 
         def loss_at(rows: Tensor, t: Tensor) -> Tensor:
-            times = Timesteps(t, torch.ones_like(t)).index(self.diffusion.num_timesteps)
+            times = times_of(self.diffusion, t)
             args = [some(value, rows) for value in given]
             kwargs = {name: some(value, rows) for name, value in rest.items()}
             state = random.getstate()  # self-conditioning tosses Python's coin, which a probe has to know too
@@ -101,9 +107,26 @@ class SampledDiffusion:
         return loss_at
 
 
-def process_of(diffusion: Any) -> DiscreteProcess:
+def times_of(diffusion: Any, t: Tensor) -> Tensor:
+    """Return the `times` that its forward pass takes: steps, or in continuous time t itself."""
+    return t if is_continuous(diffusion) else bin_index(t, diffusion.num_timesteps)
+
+
+def is_continuous(diffusion: Any) -> bool:
+    """Return whether its times are real numbers, from 0, clean, to 1, noise."""
+    return callable(getattr(diffusion, "log_snr", None)) and not hasattr(diffusion, "num_timesteps")
+
+
+def process_of(diffusion: Any) -> Process:
     """Return the process that a GaussianDiffusion trains on."""
     check_diffusion(diffusion)
+    if is_continuous(diffusion):
+        log_snr = diffusion.log_snr
+        if isinstance(log_snr, nn.Module):
+            raise ValueError(
+                'a process has to stay as it is, got noise_schedule="learned": leave out what needs a process'
+            )
+        return ReadProcess(lambda t: log_snr(t).sigmoid().sqrt(), lambda t: (-log_snr(t)).sigmoid().sqrt(), log_snr)
     for name in ("offset_noise_strength", "immiscible"):
         if getattr(diffusion, name, 0):
             raise ValueError(
@@ -116,6 +139,14 @@ def process_of(diffusion: Any) -> DiscreteProcess:
 def prediction_of(diffusion: Any) -> Prediction:
     """Return what its network predicts."""
     check_diffusion(diffusion)
+    if is_continuous(diffusion):
+        known = [CONTINUOUS[cls.__name__] for cls in type(diffusion).__mro__ if cls.__name__ in CONTINUOUS]
+        if not known:
+            raise ValueError(
+                f"what is predicted is known of {', '.join(CONTINUOUS)}, got a {type(diffusion).__name__}: "
+                "make the ks.Objective yourself"
+            )
+        return known[0]
     objective: str = diffusion.objective
     if objective not in PREDICTIONS:
         raise ValueError(f"objective must be one of {', '.join(PREDICTIONS)}, got {objective!r}")
@@ -125,24 +156,29 @@ def prediction_of(diffusion: Any) -> Prediction:
 def objective_of(diffusion: Any) -> Objective:
     """Return its loss, Min-SNR and all, as an Objective: `.weight`, `.x0_weight` and `.reweighting` for samplers."""
     process, prediction = process_of(diffusion), prediction_of(diffusion)
+    if not isinstance(process, DiscreteProcess):
+        weighting = min_snr(diffusion.min_snr_gamma) if has_min_snr(diffusion) else constant()
+        return Objective(process, prediction, weighting)
     if getattr(diffusion, "vb_loss_weight", None) is not None or hasattr(diffusion, "pred_noise_loss_weight"):
         raise ValueError(
             f"an objective is one squared error, got {type(diffusion).__name__}, which adds others: "
             "leave out what needs an objective"
         )
 
-    def weighting(log_snr: Tensor, of: Prediction) -> Tensor:
+    def as_stored(log_snr: Tensor, of: Prediction) -> Tensor:
         if of != prediction:
             raise ValueError(f"this weighting is that of {prediction}, got {of}: the library has it for one alone")
         index = process.time(process.t_at(log_snr))
         weight: Tensor = diffusion.loss_weight.to(log_snr)[index]
         return weight
 
-    return Objective(process, prediction, weighting)
+    return Objective(process, prediction, as_stored)
 
 
 def has_min_snr(diffusion: Any) -> bool:
     """Return whether the library's weight has Min-SNR in it: less where SNR is high than what is predicted asks for."""
+    if is_continuous(diffusion):
+        return bool(getattr(diffusion, "min_snr_loss_weight", False))
     alpha_bar = DiscreteProcess.from_betas(diffusion.betas).alphas_cumprod
     snr = alpha_bar / (1 - alpha_bar)
     plain = {"pred_noise": torch.ones_like(snr), "pred_x0": snr, "pred_v": alpha_bar}[diffusion.objective]
@@ -150,14 +186,13 @@ def has_min_snr(diffusion: Any) -> bool:
 
 
 def check_diffusion(diffusion: Any) -> None:
-    """Raise unless this is a diffusion in discrete steps, 0 the least noisy."""
-    missing = [
-        name
-        for name in ("num_timesteps", "betas", "alphas_cumprod", "loss_weight", "objective", "p_losses")
-        if not hasattr(diffusion, name)
-    ]
+    """Raise unless this is a diffusion whose `times` run from the least noise to the most."""
+    needed = ("num_timesteps", "betas", "alphas_cumprod", "loss_weight", "objective", "p_losses")
+    missing = [name for name in needed if not hasattr(diffusion, name)]
+    if is_continuous(diffusion):
+        missing = [name for name in ("random_times", "p_losses") if not hasattr(diffusion, name)]
     if missing:
         raise ValueError(
-            f"diffusion must be lucidrains' GaussianDiffusion or GaussianDiffusion1D, got a {type(diffusion).__name__} "
-            f"without {', '.join(missing)}: the continuous-time ones take their times or sigmas from the caller"
+            f"diffusion must be lucidrains' GaussianDiffusion, GaussianDiffusion1D or one in continuous time, got a "
+            f"{type(diffusion).__name__} without {', '.join(missing)}: ElucidatedDiffusion takes sigmas from the caller"
         )
