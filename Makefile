@@ -6,13 +6,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+LIBRARIES := $(VENV)/.libraries
 
 .PHONY: demo test docs check format clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
 
-test: check
+test: check $(LIBRARIES)
 	$(BIN)/pytest
 
 docs: $(INSTALLED)
@@ -29,13 +30,16 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-$(INSTALLED): pyproject.toml constraints.txt tests/libraries.txt
+$(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "kairostep needs Python 3.11 or newer: make test PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/libraries --requirement tests/libraries.txt \
+	touch $@
+
+$(LIBRARIES): tests/libraries.txt $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/libraries --requirement $< \
 		|| echo "not all libraries could be installed: the tests of integrations that need them are skipped"
 	touch $@
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
+from accelerators import forget_accelerators
 
 import kairostep as ks
 
@@ -32,12 +32,6 @@ def _processes_of_their_own() -> Iterator[None]:
         forget_accelerators()
         yield
         forget_accelerators()
-
-
-def forget_accelerators() -> None:
-    """Drop what accelerate keeps for the whole process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 @pytest.fixture

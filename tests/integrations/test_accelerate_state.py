@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
+from accelerators import forget_accelerators
 from small_problem import NUM_ROWS, Make, losses_of, make_adaptive, make_root_loss, make_uniform
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -27,12 +27,6 @@ def _alone() -> Iterator[None]:
     forget_accelerators()
     yield
     forget_accelerators()
-
-
-def forget_accelerators() -> None:
-    """Drop what accelerate keeps for the whole process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def batch(number: int, rank: int = 0) -> Tensor:

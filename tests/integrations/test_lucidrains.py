@@ -1,6 +1,6 @@
 """Our samplers in lucidrains' denoising-diffusion-pytorch.
 
-Its package demands torchvision, so the test environment has none. Reproduced here by call shape, from 2.3.4: a
+Its package demands torchvision, so the test environment has none. Reproduced in `lucidrains_like`, from 2.3.4: a
 GaussianDiffusion with its buffers, `objective`, `forward(img, *args, times=None, loss_reduction="mean", **kwargs)`,
 `random_times`, `p_losses` and self-conditioning by Python's coin. The real GaussianDiffusion goes through the same
 tests, and the real Unet, GaussianDiffusion1D and Trainer through ones of their own, where the package imports.
@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
+from accelerators import forget_accelerators
+from lucidrains_like import STAND_INS, GaussianDiffusion, Network, T
 from real_libraries import import_real
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 import kairostep as ks
@@ -28,79 +28,6 @@ from kairostep.integrations.lucidrains import (
     prediction_of,
     process_of,
 )
-
-T = 20
-STAND_INS = ("torchvision", "pytorch_fid")
-
-
-class GaussianDiffusion(nn.Module):
-    """Theirs, as far as a loop sees it."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        timesteps: int = T,
-        objective: str = "pred_v",
-        min_snr_loss_weight: bool = False,
-        min_snr_gamma: float = 5,
-        offset_noise_strength: float = 0.0,
-        immiscible: bool = False,
-        **shape: Any,
-    ) -> None:
-        super().__init__()
-        self.model, self.objective, self.num_timesteps = model, objective, timesteps
-        self.self_condition = getattr(model, "self_condition", False)
-        self.offset_noise_strength, self.immiscible = offset_noise_strength, immiscible
-        betas = torch.linspace(1e-4, 0.02, timesteps, dtype=torch.float64) * 500 / timesteps
-        alphas_cumprod = (1 - betas).cumprod(0)
-        snr = alphas_cumprod / (1 - alphas_cumprod)
-        clipped = snr.clamp(max=min_snr_gamma) if min_snr_loss_weight else snr
-        weight = {"pred_noise": clipped / snr, "pred_x0": clipped, "pred_v": clipped / (snr + 1)}[objective]
-        for name, value in (("betas", betas), ("alphas_cumprod", alphas_cumprod), ("loss_weight", weight)):
-            self.register_buffer(name, value.float())
-
-    def random_times(self, batch_size: int) -> Tensor:
-        """Return uniform steps."""
-        return torch.randint(0, self.num_timesteps, (batch_size,))
-
-    def p_losses(self, x_start: Tensor, t: Tensor, noise: Tensor | None = None, loss_reduction: str = "mean") -> Tensor:
-        """Return the mean loss or, with "none", that of each sample."""
-        noise = torch.randn_like(x_start) if noise is None else noise
-        alpha_bar = self.alphas_cumprod[t].view(-1, *[1] * (x_start.ndim - 1))
-        alpha, sigma = alpha_bar.sqrt(), (1 - alpha_bar).sqrt()
-        x = alpha * x_start + sigma * noise
-        x_self_cond = x if self.self_condition and random.random() < 0.5 else None
-        output = self.model(x, t, x_self_cond)
-        target = {"pred_noise": noise, "pred_x0": x_start, "pred_v": alpha * noise - sigma * x_start}[self.objective]
-        loss = F.mse_loss(output, target, reduction="none").flatten(1).mean(1) * self.loss_weight[t]
-        return loss if loss_reduction == "none" else loss.mean()
-
-    def forward(
-        self, img: Tensor, *args: Any, times: Tensor | None = None, loss_reduction: str = "mean", **kwargs: Any
-    ) -> Tensor:
-        """Return the loss of images in [0, 1]."""
-        times = self.random_times(len(img)) if times is None else times
-        return self.p_losses(img * 2 - 1, times, *args, loss_reduction=loss_reduction, **kwargs)
-
-
-class Network(nn.Module):
-    """A network with the attributes that they ask for."""
-
-    channels = out_dim = 1
-    self_condition = False
-
-    def __init__(self, *, self_condition: bool = False) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.self_condition = self_condition
-        self.layers = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.SiLU(), nn.Conv2d(8, 1, 3, padding=1))
-
-    def forward(self, x: Tensor, t: Tensor, x_self_cond: Tensor | None = None) -> Tensor:
-        """Return a prediction."""
-        level = (t / T).view(-1, 1, 1, 1).expand_as(x)
-        return self.layers(torch.cat([x if x_self_cond is None else x + x_self_cond, level], 1))
-
 
 Make = Callable[..., Any]
 
@@ -349,9 +276,3 @@ def test_the_real_trainer_teaches_a_sampler(monkeypatch: pytest.MonkeyPatch, tmp
     assert sampler.steps.num_steps == 9
     assert sampled.observer.num_unseen == 0
     assert int(sampler.num_probes) == 3 * 2 * (3 * 4 + 10)  # three times, before and after
-
-
-def forget_accelerators() -> None:
-    """Drop what accelerate keeps for the whole process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()

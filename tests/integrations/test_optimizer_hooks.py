@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
+from accelerators import forget_accelerators
 from torch import Tensor, nn
 
 import kairostep as ks
@@ -222,12 +222,6 @@ def test_removed_hooks_observe_no_more() -> None:
     assert observer.num_unseen == 0
     with pytest.raises(RuntimeError, match="make a new StepObserver"):
         observer.show(*loop.drawn(1))
-
-
-def forget_accelerators() -> None:
-    """Drop what accelerate keeps for the whole process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def test_an_optimizer_that_accelerate_wraps_is_observed() -> None:

@@ -8,8 +8,10 @@ import pytest
 import torch
 from small_runs import SMALL, configure
 
+from kairostep.experiments import build
 from kairostep.training import Run, speed
 from kairostep.training.graphed import cloned, described
+from kairostep.training.setup import make_accelerator, make_batches, make_trainer
 from kairostep.training.speed import COMPILE_FROM, choose_speed
 
 
@@ -102,3 +104,24 @@ def test_a_recording_depends_on_shapes_and_plain_values() -> None:
     assert copies[1:] == (None, 2)
     assert copies[0] is not x
     assert torch.equal(copies[0], x)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor imports what torch deprecates
+def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> None:
+        raise RuntimeError("no code can be made here")
+
+    monkeypatch.setattr(torch._dynamo.config, "suppress_errors", False)  # put back afterwards
+    finals = []
+    for mode in ("plain", "compile"):
+        config = configure(Path("nowhere"), {**SMALL, "speed": mode})
+        accelerator = make_accelerator(config)
+        parts = build(config, accelerator.device)
+        trainer, batches = make_trainer(parts, accelerator), make_batches(parts, accelerator).from_step()
+        if mode == "compile":
+            parts.model.compile(backend=broken)
+        for _ in range(3):
+            trainer.step([next(batches)])
+        finals.append([parameter.detach() for parameter in trainer.network.parameters()])
+    torch.testing.assert_close(finals[1], finals[0], rtol=0, atol=0)
+    torch._dynamo.reset()
