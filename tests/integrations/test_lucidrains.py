@@ -1,6 +1,6 @@
 """Our samplers in lucidrains' denoising-diffusion-pytorch.
 
-Its package demands torchvision, so the test environment has none. Reproduced in `lucidrains_like`, from 2.3.4: a
+Its package demands torchvision, so it lies beside the environment. Reproduced in `lucidrains_like`, from 2.3.4: a
 GaussianDiffusion with its buffers, `objective`, `forward(img, *args, times=None, loss_reduction="mean", **kwargs)`,
 `random_times`, `p_losses` and self-conditioning by Python's coin. The real GaussianDiffusion goes through the same
 tests, and the real Unet, GaussianDiffusion1D and Trainer through ones of their own, where the package imports.

@@ -1,6 +1,6 @@
 """Our samplers as a NoiseScheduler of NVIDIA PhysicsNeMo.
 
-Its package demands torchvision, warp and more, so the test environment has none. Reproduced here from 2.2.2
+Its package demands torchvision, warp and more, so it lies beside the environment. Reproduced here from 2.2.2
 (physicsnemo/diffusion/noise_schedulers/base.py, edm.py, metrics/losses.py): the runtime-checkable protocol, its EDM
 scheduler, and the order in which MSEDSMLoss asks for time, noise and weight. Tests of the real ones run where the
 package imports.

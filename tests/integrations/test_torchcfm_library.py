@@ -1,6 +1,6 @@
 """Our samplers with the matchers of torchcfm.
 
-Its package demands torchdyn and with it torchvision, so the test environment has none. Reproduced here by call shape,
+Its package demands torchdyn and with it torchvision, so it lies beside the environment. Reproduced here by call shape,
 from torchcfm 1.0.7: `compute_mu_t`, `compute_sigma_t`, `ot_sampler`. Tests of the real library run where it imports.
 """
 
