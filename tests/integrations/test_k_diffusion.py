@@ -1,6 +1,6 @@
 """Our samplers as k-diffusion's `sample_density`.
 
-Its package demands torchvision, clip, kornia and more, so it lies beside the environment. Reproduced here by call shape,
+Its package demands torchvision, clip and more, so it lies beside the environment. Reproduced here by call shape,
 from k-diffusion 0.1.1.post1 (layers.py, config.py) and its train.py: `sample_density([batch_size], device=device)`, a
 Denoiser whose loss by sample is weighted by `weighting(sigma)`, and the config. The real densities and Denoiser are
 compared where the package imports.
