@@ -5,7 +5,7 @@
 
 Each sampler trains a network of its own. They take turns of 40 steps, which hold one probe of those that probe, in
 another order in every round; ratios are of a turn to uniform's turn in the same round, geometric means ± 1.96
-standard errors. A second uniform says how much of it is noise.
+standard errors, after the turns in which probes are recorded. A second uniform says how much of it is noise.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import platform
 import statistics
 
 import torch
-from side_by_side import Turn, ratio_of_speeds, take_turns
+from side_by_side import TURNS_TO_SETTLE, Turn, ratio_of_speeds, take_turns
 
 from kairostep.experiments import build, preset
 from kairostep.experiments.config import with_overrides
@@ -58,7 +58,8 @@ def main() -> None:
     trained = {name: prepare(arguments.preset, [*settings, *arm]) for name, arm in chosen.items()}
     trainers = {name: trainer for name, (trainer, _) in trained.items()}
     device = trainers["uniform"].accelerator.device
-    seconds = take_turns({name: turn for name, (_, turn) in trained.items()}, arguments.rounds, device)
+    turns = {name: turn for name, (_, turn) in trained.items()}
+    seconds = take_turns(turns, arguments.rounds, device, warm_up=TURNS_TO_SETTLE)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "CPU"
     num_parameters = sum(p.numel() for p in trainers["uniform"].network.parameters()) / 1e6
     print(
@@ -66,12 +67,12 @@ def main() -> None:
         f"torch {torch.__version__}, {where}, {arguments.rounds} rounds\n"
     )
     print(f"{'sampler':18} {'ms per step':>11}   {'x uniform (95 %)':24} {'probe evaluations per step':>26}")
-    for name, turns in seconds.items():
+    for name, taken in seconds.items():
         sampler, num_steps = trainers[name].sampler, trainers[name].step_number
         probes = float(sampler.diagnostics().get("probe_evaluations", 0)) / num_steps
-        milliseconds = 1e3 * statistics.median(turns) / STEPS_PER_TURN
+        milliseconds = 1e3 * statistics.median(taken) / STEPS_PER_TURN
         print(
-            f"{name:18} {milliseconds:11.2f}   {ratio_of_speeds(turns, seconds['uniform'], digits=4):24} {probes:26.1f}"
+            f"{name:18} {milliseconds:11.2f}   {ratio_of_speeds(taken, seconds['uniform'], digits=4):24} {probes:26.1f}"
         )
 
 

@@ -9,19 +9,20 @@ from collections.abc import Callable, Mapping
 import torch
 
 Turn = Callable[[], None]
+TURNS_TO_SETTLE = 4  # of one probe each: after three that are eager, probes are recorded
 
 
 def take_turns(
-    turns: Mapping[str, Turn], rounds: int, device: torch.device, *, warm_up: bool = True
+    turns: Mapping[str, Turn], rounds: int, device: torch.device, *, warm_up: int = 1
 ) -> dict[str, list[float]]:
-    """Return the seconds of each one's turns, in another order in every round; a first round warms up."""
+    """Return the seconds of each one's turns, in another order in every round; the first so many only warm up."""
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     order = list(turns)
-    for round_ in range(0 if warm_up else 1, rounds + 1):
+    for round_ in range(-warm_up, rounds):
         random.Random(round_).shuffle(order)
         for name in order:
             taken = seconds_of(turns[name], device)
-            if round_:
+            if round_ >= 0:
                 seconds[name].append(taken)
     return seconds
 

@@ -6,11 +6,11 @@
 Loops: `diffusers` is written as the library's example of unconditional training is, with its own components
 (accelerate, data loader, AdamW, learning-rate schedule, EMAModel); `bare` is plain PyTorch with everything resident,
 `bare, compiled` the same with torch.compile; ours are `plain`, `graph` and `compile`, with the sampler beside the mode
-where it is not uniform. They take turns in random order, of 10 steps, or 40 of samplers that learn, so that each turn
-has its share of probes; speeds are medians, ratios are of turns in the same round. `first step` has the seconds until
-the first step is done, loading and compiling included; `busy` is the share of time in which the GPU runs kernels;
-`ceiling` the share of the speed at which it multiplies large matrices in bf16, measured in the same run. `--profile`
-writes the milliseconds of a step by kind of kernel, which step_profile.py draws.
+where it is not uniform. They take turns in random order, of 10 steps, or 40 of samplers that probe, so that each turn
+has its share of probes, once all is recorded; speeds are medians, ratios are of turns in the same round. `first step`
+has the seconds until the first step is done, loading and compiling included; `busy` is the share of time in which the
+GPU runs kernels; `ceiling` the share of the speed at which it multiplies large matrices in bf16, measured in the same
+run. `--profile` writes the milliseconds of a step by kind of kernel, which step_profile.py draws.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from accelerate import Accelerator
 from diffusers import DDPMScheduler
 from diffusers.optimization import get_scheduler
 from diffusers.training_utils import EMAModel
-from side_by_side import ratio_of_speeds, seconds_of, take_turns
+from side_by_side import TURNS_TO_SETTLE, ratio_of_speeds, seconds_of, take_turns
 from step_profile import kernel_seconds, write_profile
 from torch import Tensor
 from torch.nn import functional as F
@@ -141,9 +141,19 @@ class Loop:
     speed: str = "plain"
 
     @property
+    def probes(self) -> bool:
+        """Whether its sampler asks the network, once in 40 steps."""
+        return self.sampler in ("progress", "adaptive")
+
+    @property
     def num_steps(self) -> int:
         """Of a turn."""
-        return 10 if self.sampler == "uniform" else 40  # one probe of those that probe
+        return 40 if self.probes else 10
+
+    @property
+    def turns_to_settle(self) -> int:
+        """Before those that are measured, until all is recorded that is replayed."""
+        return TURNS_TO_SETTLE if self.probes and self.speed != "plain" else 1
 
 
 def loops_for(device: torch.device) -> dict[str, Loop]:
@@ -194,10 +204,10 @@ def measure(
         steps[name] = loop.make(build_parts(config, loop, device), accelerator)
         seconds_of(partial(steps[name], 1), device)
         first[name] = time.perf_counter() - start
-        steps[name](loop.num_steps)
+        steps[name](loop.num_steps * loop.turns_to_settle)
         memory[name] = (torch.cuda.max_memory_allocated() - held) / 2**30 if on_gpu else 0.0
     turns = {name: partial(steps[name], loop.num_steps) for name, loop in chosen.items()}
-    taken = take_turns(turns, rounds, device, warm_up=False)
+    taken = take_turns(turns, rounds, device, warm_up=0)
     seconds = {name: [turn / chosen[name].num_steps for turn in turns] for name, turns in taken.items()}
     flops = flops_of_step(build_parts(config, Loop(our_steps), device), device) if on_gpu else 0
     top = ceiling(device) if on_gpu else 1.0
