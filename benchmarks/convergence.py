@@ -76,7 +76,7 @@ class Task:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What has to be the same in all seeds of an arm, without places."""
+        """What has to be the same in all seeds of an arm, without places, and how many images FID is of."""
         kept = {key: value for key, value in to_dict(self.config).items() if key not in NOT_KEPT}
         names = {key: Path(str(kept["data"][key])).name for key in PLACES if key in kept["data"]}
         return {**kept, "data": {**kept["data"], **names}, "num_generated": self.num_generated}
@@ -116,6 +116,8 @@ def check(task: Task) -> None:
     for path in task.folder.parent.glob("*/config.yaml"):
         free = set() if path.parent == task.folder else VARIED
         before = {**to_dict(Config()), **yaml.safe_load(path.read_text())}  # older logs lack newer settings
+        if not (before["num_generated"] and now["num_generated"]):
+            free = free | {"num_generated"}  # of some without FID all else compares
         other = [key for key in now if key not in free and before.get(key) != now[key]]
         if other:
             changes = "; ".join(f"{key}: {before.get(key)} -> {now[key]}" for key in other)
@@ -170,7 +172,10 @@ def binned(density: Sequence[float]) -> list[float]:
 def write_log(task: Task, lines: Sequence[Mapping[str, Any]]) -> None:
     """Write the arm's config and the log of a seed, the log whole or not at all."""
     task.folder.mkdir(parents=True, exist_ok=True)
-    (task.folder / "config.yaml").write_text(yaml.safe_dump(task.settings, sort_keys=False))
+    path = task.folder / "config.yaml"
+    num_before = yaml.safe_load(path.read_text())["num_generated"] if path.exists() else 0
+    kept = {**task.settings, "num_generated": task.num_generated or num_before}
+    path.write_text(yaml.safe_dump(kept, sort_keys=False))
     temporary = task.log.with_name(f".{task.log.name}")
     temporary.write_text("".join(json.dumps(line) + "\n" for line in lines))
     temporary.replace(task.log)

@@ -159,8 +159,9 @@ def base_cell(column: str, logs: Sequence[Log]) -> str:
 
 
 def listed_fid(logs: Sequence[Log]) -> str:
-    """Return the FID of each run that has one."""
-    return ", ".join(f"{log.end['fid'][0]:.2f}" for log in logs if "fid" in log.end) or "-"
+    """Return the FID of each run, by seed, if any has one."""
+    found = [f"{log.end['fid'][0]:.2f}" if "fid" in log.end else "-" for log in logs]
+    return "-" if set(found) == {"-"} else ", ".join(found)
 
 
 def markdown(arms: dict[str, Logs], columns: Sequence[str], *, seeds: bool = True) -> str:

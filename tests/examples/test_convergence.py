@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,24 @@ def test_runs_are_kept_once_without_places(
     written = (tmp_path / "README.md").read_text()
     table.write_tables(tmp_path)
     assert (tmp_path / "README.md").read_text() == written
+
+
+def test_runs_with_and_without_fid_compare_but_not_fid_of_other_numbers(tmp_path: Path, table: ModuleType) -> None:
+    convergence = importlib.import_module("convergence")
+    config = convergence.resolved(convergence.preset("digits"))
+
+    def task(num_generated: int) -> Any:
+        return convergence.Task("uniform", config, tmp_path / "digits-linear" / "uniform", num_generated)
+
+    for num_generated in (0, 64, 0):
+        convergence.check(task(num_generated))
+        convergence.write_log(task(num_generated), [])
+    with pytest.raises(ValueError, match="num_generated: 64 -> 128"):
+        convergence.check(task(128))
+
+    with_fid, without = (table.Log(tmp_path, {}, [], end) for end in ({"fid": [12.3456, 0.1]}, {}))
+    assert table.base_cell("FID", [without, with_fid]) == "-, 12.35"
+    assert table.base_cell("FID", [without, without]) == "-"
 
 
 def test_the_cost_of_reaching_a_loss_is_linear_in_its_logarithm(table: ModuleType) -> None:
