@@ -72,8 +72,8 @@ LEARNING = tuple(
 
 def probe_of(model: nn.Module) -> ks.LossAt:
     """Return the losses of a model on rows that never change."""
-    x0 = batch(12345, num_rows=32)
-    return lambda rows, t: losses_of(model, x0.to(t.device))(rows, t)
+    x0 = batch(12345, num_rows=32).to(next(model.parameters()).device)
+    return losses_of(model, x0)
 
 
 def build(name: str, model: nn.Module, seed: int = 0, shape: tuple[int, ...] = (4,)) -> ks.TimestepSampler:

@@ -48,6 +48,7 @@ def test_draws_are_those_of_the_cpu(name: str) -> None:
         assert_close(on_gpu.density().cpu(), on_cpu.density(), rtol=0, atol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # in inductor
 @pytest.mark.parametrize("name", ["uniform", "logit_normal", "speed", "loss_second_moment", "info_noise", "adaptive"])
 def test_compiled_sampling_draws_the_same(name: str) -> None:
     model = build_model().cuda()

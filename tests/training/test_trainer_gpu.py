@@ -13,8 +13,10 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch.testing import assert_close
 
+from kairostep.data import Batches
 from kairostep.experiments import Component, build, preset
 from kairostep.training import Run
+from kairostep.training.graphed import Replayed
 from kairostep.training.setup import make_batches, make_trainer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")]  # in inductor
@@ -161,6 +163,23 @@ def test_what_cannot_be_recorded_goes_on_without_and_says_so(caplog: pytest.LogC
         finals.append([p.detach().clone() for p in trainer.network.parameters()])
     assert_close(finals[1], finals[0], rtol=1e-3, atol=1e-5)
     assert "the gradient cannot be recorded as a CUDA graph and goes on without, slower: " in caplog.text
+    reserved = torch.cuda.memory_reserved()
+    for _ in range(10):
+        trainer.step([next(batches)])
+    assert torch.cuda.memory_reserved() == reserved
+
+
+def test_steps_are_recorded_while_other_processes_read_the_data(caplog: pytest.LogCaptureFixture) -> None:
+    accelerator = Accelerator(mixed_precision="no")
+    parts = build(replace(SMALL, sampler=ADAPTIVE, speed="graph"), accelerator.device)
+    options: dict[str, Any] = {"device": accelerator.device, "label_dropout": None}
+    streamed = Batches(parts.dataset, SMALL.batch_size, num_workers=2, resident=False, **options)
+    trainer, batches = make_trainer(parts, accelerator), streamed.from_step()
+    for _ in range(10):
+        trainer.step([next(batches)])
+    assert isinstance(trainer.gradient, Replayed)
+    assert trainer.gradient.recordings
+    assert "cannot be recorded" not in caplog.text
 
 
 def test_a_state_taken_up_later_is_replayed_from_its_own_place() -> None:

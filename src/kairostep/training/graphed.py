@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,10 +38,14 @@ class Recording:
 
 
 class Graphs:
-    """What the graphs of one training share: memory, and the fate of a failed recording."""
+    """What the graphs of one training share: memory, a stream, and the fate of a failed recording.
+
+    The stream is one for all eager calls: what is freed on a stream is kept for that stream alone.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.pool = device, torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.all: list[Replayed] = []
 
     def replayed(self, name: str, compute: Callable[..., Values]) -> "Replayed":
@@ -52,6 +57,8 @@ class Graphs:
         """Make the device fit for computing after a recording failed; what was recorded before has to be once more."""
         for replayed in self.all:
             replayed.recordings.clear()
+        with suppress(RuntimeError):  # where the failure has ended it: until then, no cached memory is given back
+            end_allocation(self.device.index or 0, self.pool)
         self.pool = torch.cuda.graph_pool_handle()
         generator = torch.cuda.default_generators[self.device.index or 0]
         # The generator's old state takes itself to be recorded for ever
@@ -85,28 +92,37 @@ class Replayed:
         return self.can_record and self.num_calls[key] > NUM_EAGER and len(self.recordings) < MAX_RECORDINGS
 
     def _record(self, key: Hashable, inputs: Values) -> None:
-        own, graph = cloned(inputs), torch.cuda.CUDAGraph()
-        random = torch.cuda.get_rng_state(self.graphs.device)
+        own, graph, graphs = cloned(inputs), torch.cuda.CUDAGraph(), self.graphs
+        random, current = torch.cuda.get_rng_state(graphs.device), torch.cuda.current_stream()
+        others = "thread_local"  # other threads may go on meanwhile: that of a data loader pins memory
         try:
-            with torch.cuda.graph(graph, pool=self.graphs.pool):
+            with torch.cuda.graph(graph, pool=graphs.pool, stream=graphs.stream, capture_error_mode=others):
                 outputs = self.compute(*own)
         except RuntimeError as error:
             self.can_record = False
-            self.graphs.recover()
-            torch.cuda.set_rng_state(random, self.graphs.device)
+            torch.cuda.set_stream(current)  # a failed recording may leave its own
+            graphs.recover()
+            torch.cuda.set_rng_state(random, graphs.device)
             reason = str(error.__context__ or error).strip().splitlines()[0]
             log.warning("%s cannot be recorded as a CUDA graph and goes on without, slower: %s", self.name, reason)
         else:
             self.recordings[key] = Recording(graph, own, outputs)
 
     def _beside(self, inputs: Values) -> Values:
-        """Compute on a stream of its own, as recording will."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        """Compute on the stream that recording takes."""
+        stream = self.graphs.stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             outputs = self.compute(*inputs)
         torch.cuda.current_stream().wait_stream(stream)
         return outputs
+
+
+def end_allocation(device: int, pool: tuple[int, int]) -> None:
+    """Take memory from this pool no longer; torch before 2.12 does not do so where a recording fails."""
+    end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    end = end or torch._C._cuda_endAllocateCurrentStreamToPool  # type: ignore[attr-defined]  # before torch 2.8
+    end(device, pool)
 
 
 def described(value: Any) -> Hashable:
