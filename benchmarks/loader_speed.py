@@ -5,7 +5,7 @@
 Makes JPEG files a quarter larger than asked for, so that each is decoded, resized and cut as photographs are. `reads`
 is images per second of the stream alone, decoded by so many worker processes; `trains` is the `images` preset's network
 fed by it, in bf16 with graphs on a GPU, and `x resident` its speed beside the same training on a set that lies on the
-device, in turns.
+device, in turns; `--rounds 0` leaves training out.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from PIL import Image
 from side_by_side import Turn, ratio_of_speeds, take_turns
 
 from kairostep.data import Batch, Batches
-from kairostep.experiments import Component, Config, build, preset
+from kairostep.experiments import Component, Config, Experiment, build, preset
 from kairostep.training.setup import make_trainer
 
 STEPS_PER_TURN, NUM_READ = 20, 60  # batches
@@ -51,43 +51,45 @@ def reading_speed(batches: Iterator[Batch], batch_size: int, device: torch.devic
     return NUM_READ * batch_size / (time.perf_counter() - start)
 
 
-def training_turn(config: Config, accelerator: Accelerator, *, num_workers: int | None) -> tuple[Turn, Batches]:
-    """Return a turn of training and what feeds it: a stream by so many workers, or a resident set."""
-    parts = build(config, accelerator.device)
-    batches = Batches(
-        parts.dataset,
-        config.batch_size,
-        device=accelerator.device,
-        label_dropout=None,
-        num_workers=num_workers or 0,
-        resident=num_workers is None,
-    )
+def batches_of(config: Config, parts: Experiment, device: torch.device, *, num_workers: int | None) -> Batches:
+    """Return what feeds a training: a stream by so many workers, or a resident set."""
+    streams = {"num_workers": num_workers or 0, "resident": num_workers is None}
+    return Batches(parts.dataset, config.batch_size, device=device, label_dropout=None, **streams)
+
+
+def training_turn(parts: Experiment, batches: Batches, accelerator: Accelerator) -> Turn:
+    """Return a turn of training."""
     trainer, stream = make_trainer(parts, accelerator), batches.from_step(0)
 
     def turn() -> None:
         for _ in range(STEPS_PER_TURN):
             trainer.step([next(stream)])
 
-    return turn, batches
+    return turn
 
 
 def measure(size: int, batch_size: int, all_workers: list[int], rounds: int, accelerator: Accelerator) -> None:
     """Print a line for each number of workers."""
-    device = accelerator.device
-    usual = preset("images")
+    device, usual = accelerator.device, preset("images")
     usual = replace(usual, batch_size=batch_size, sampler=Component("uniform"), steps=1000, held_out_images=0)
     with tempfile.TemporaryDirectory() as folder:
         write_images(Path(folder), 20 * batch_size, size + size // 4)
         data = {"folder": folder, "size": size}
-        resident = training_turn(replace(usual, data=Component("images", data)), accelerator, num_workers=None)[0]
-        streamed = replace(usual, data=Component("images", {**data, "in_memory_bytes": 0}))
+        turns: dict[str, Turn] = {}
+        if rounds:
+            parts = build(replace(usual, data=Component("images", data)), device)
+            turns["resident"] = training_turn(parts, batches_of(usual, parts, device, num_workers=None), accelerator)
         for num_workers in all_workers:
-            turn, batches = training_turn(streamed, accelerator, num_workers=num_workers)
+            parts = build(replace(usual, data=Component("images", {**data, "in_memory_bytes": 0})), device)
+            batches = batches_of(usual, parts, device, num_workers=num_workers)
             reads = reading_speed(batches.from_step(0), batch_size, device)
-            seconds = take_turns({"resident": resident, "streamed": turn}, rounds, device)
-            rate = STEPS_PER_TURN * batch_size / statistics.median(seconds["streamed"])
-            ratio = ratio_of_speeds(seconds["resident"], seconds["streamed"])
-            print(f"{size:4} {batch_size:6} {num_workers:8} {reads:9.0f} {rate:9.0f}   {ratio}", flush=True)
+            line = f"{size:4} {batch_size:6} {num_workers:8} {reads:9.0f}"
+            if rounds:
+                turns["streamed"] = training_turn(parts, batches, accelerator)
+                seconds = take_turns(turns, rounds, device)
+                rate = STEPS_PER_TURN * batch_size / statistics.median(seconds["streamed"])
+                line += f" {rate:9.0f}   {ratio_of_speeds(seconds['resident'], seconds['streamed'])}"
+            print(line, flush=True)
 
 
 def main() -> None:

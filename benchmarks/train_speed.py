@@ -217,7 +217,8 @@ def measure(
     for name, own in seconds.items():
         usual = statistics.median(own)
         if on_gpu:
-            profiles[name] = kernel_seconds(turns[name], chosen[name].num_steps)
+            num_steps = chosen[name].num_steps if chosen[name].probes else 3  # of all steps the same kernels
+            profiles[name] = kernel_seconds(partial(steps[name], num_steps), num_steps)
         busy = f"{sum(profiles[name].values()) / usual:6.0%}" if on_gpu else "     -"
         share = f"{flops / usual / top:8.1%}" if on_gpu else "       -"
         ratios = [f"{ratio_of_speeds(seconds[base], own):>22}" for base in bases]

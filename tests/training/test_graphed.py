@@ -1,11 +1,13 @@
 """What decides how steps are run, and what a recording depends on: none of it needs a GPU."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from accelerators import forget_accelerators
 from small_runs import SMALL, configure
 
 from kairostep.experiments import build
@@ -106,22 +108,49 @@ def test_a_recording_depends_on_shapes_and_plain_values() -> None:
     assert torch.equal(copies[0], x)
 
 
+@pytest.fixture
+def dynamo() -> Iterator[None]:
+    """Let torch compile as in a new process, in any precision, and put its settings back."""
+    for forget in (torch._dynamo.reset, torch._dynamo.utils.warn_once_cache.clear, forget_accelerators):
+        forget()
+    with torch._dynamo.config.patch(suppress_errors=False):
+        yield
+    torch._dynamo.reset()
+    forget_accelerators()
+
+
+def take_steps(mode: str, num: int, backend: Callable[..., Any] | None = None, **options: Any) -> list[torch.Tensor]:
+    """Return the network's parameters after so many steps in this mode."""
+    config = configure(Path("nowhere"), {**SMALL, "speed": mode, **options})
+    accelerator = make_accelerator(config)
+    parts = build(config, accelerator.device)
+    trainer, batches = make_trainer(parts, accelerator), make_batches(parts, accelerator).from_step()
+    if backend is not None:
+        parts.model.compile(backend=backend)
+    for _ in range(num):
+        trainer.step([next(batches)])
+    return [parameter.detach() for parameter in trainer.network.parameters()]
+
+
+@pytest.mark.usefixtures("dynamo")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor imports what torch deprecates
-def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_compiled_runs_as_it_is() -> None:
     def broken(*args: Any) -> None:
         raise RuntimeError("no code can be made here")
 
-    monkeypatch.setattr(torch._dynamo.config, "suppress_errors", False)  # put back afterwards
-    finals = []
-    for mode in ("plain", "compile"):
-        config = configure(Path("nowhere"), {**SMALL, "speed": mode})
-        accelerator = make_accelerator(config)
-        parts = build(config, accelerator.device)
-        trainer, batches = make_trainer(parts, accelerator), make_batches(parts, accelerator).from_step()
-        if mode == "compile":
-            parts.model.compile(backend=broken)
-        for _ in range(3):
-            trainer.step([next(batches)])
-        finals.append([parameter.detach() for parameter in trainer.network.parameters()])
-    torch.testing.assert_close(finals[1], finals[0], rtol=0, atol=0)
-    torch._dynamo.reset()
+    torch.testing.assert_close(take_steps("compile", 3, broken), take_steps("plain", 3), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("dynamo")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_network_is_compiled_whole_and_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    graphs = []
+
+    def keep(graph: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    options = {"precision": "bf16", "network.multipliers": [1, 2]}  # where upsampling asks for torch's version
+    take_steps("compile", 1, keep, **options)
+    assert len(graphs) == 1
+    assert "WON'T CONVERT" not in caplog.text

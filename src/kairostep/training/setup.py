@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, LoggerType
+from torch import nn
 
 from kairostep.data import Batches
 from kairostep.experiments import Config, Experiment
@@ -44,6 +45,14 @@ def check_trackers(names: tuple[str, ...], accelerator: Accelerator) -> None:
             raise ValueError(f"a tracker must be installed, got {name!r}: pip install {name}")
 
 
+def compile_network(model: nn.Module) -> None:
+    """Compile a network where it is; what cannot be compiled runs as it is, and torch says so."""
+    torch._dynamo.config.suppress_errors = True
+    of_diffusers = "Dynamo detected a call to a `functools.lru_cache`-wrapped function at 'upsampling.py"
+    warnings.filterwarnings("ignore", of_diffusers, UserWarning)  # it asks for torch's version there
+    model.compile()
+
+
 def make_trainer(experiment: Experiment, accelerator: Accelerator) -> Trainer:
     """Return the trainer of an experiment."""
     config = experiment.config
@@ -57,8 +66,7 @@ def make_trainer(experiment: Experiment, accelerator: Accelerator) -> Trainer:
     )
     speed = choose_speed(config.speed, config.steps, accelerator)
     if speed.mode == "compile":
-        torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs as it is, and torch says so
-        experiment.model.compile()
+        compile_network(experiment.model)
     return Trainer(
         experiment.model,
         experiment.objective,
