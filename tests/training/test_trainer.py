@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import kairostep as ks
 from kairostep.data import Batch
 from kairostep.experiments import build
+from kairostep.timesteps.sampler import UNSHOWN
 from kairostep.training import Trainer, seed_step
 from kairostep.training.setup import make_accelerator, make_batches, make_trainer
 
@@ -183,6 +184,12 @@ def test_gradients_are_clipped_to_the_norm(accumulate: int) -> None:
     assert plain.norm() > 0.1
     torch.testing.assert_close(clipped, plain * 1e-3 / plain.norm(), rtol=1e-5, atol=1e-9)  # torch adds 1e-6 to it
     torch.testing.assert_close(loose, plain, rtol=0, atol=1e-12)
+
+
+def test_a_step_of_many_batches_does_not_take_the_sampler_for_an_unshown_one() -> None:
+    trainer = make_point_trainer()
+    trainer.step([points(k) for k in range(UNSHOWN + 1)])  # warnings are errors
+    assert trainer.sampler.num_unshown == 0
 
 
 def test_clipping_is_of_all_parameters_together() -> None:

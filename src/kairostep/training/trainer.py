@@ -109,7 +109,8 @@ class Trainer:
 
     def _gradient(self, x0: Tensor, labels: Tensor | None, num_batches: int) -> Seen:
         """Add the gradient of one of so many batches."""
-        drawn, noise = self.sampler.sample(x0), None
+        with torch.no_grad():  # the step shows the sampler its losses: no draw is to be counted as unshown
+            drawn, noise = self.sampler.sample(x0), None
         if self.pairs:
             pairs = antithetic_pairs(self.objective.process, x0, drawn)
             x0, labels, noise = x0[pairs.rows], None if labels is None else labels[pairs.rows], pairs.noise
