@@ -23,28 +23,28 @@ def machine(device: str, num_processes: int = 1) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("device", "num_processes", "num_steps", "can_compile", "mode", "replays", "why"),
+    ("device", "num_processes", "num_images", "can_compile", "mode", "replays", "why"),
     [
         ("cpu", 1, COMPILE_FROM, True, "plain", False, "cpu has no graphs"),
-        ("cuda", 1, COMPILE_FROM, True, "compile", True, "10000 steps make up for the minutes of compiling"),
-        ("cuda", 1, COMPILE_FROM - 1, True, "graph", True, "under 10000 steps compiling does not pay"),
+        ("cuda", 1, COMPILE_FROM, True, "compile", True, "1,280,000 images make up for the minutes of compiling"),
+        ("cuda", 1, 1_279_999, True, "graph", True, "1,279,999 images, under 1,280,000, do not make up for compiling"),
         ("cuda", 1, COMPILE_FROM, False, "graph", True, "no Triton or no C compiler is there"),
-        ("cuda", 2, COMPILE_FROM, True, "compile", False, "10000 steps make up"),
-        ("cuda", 2, 100, True, "plain", False, "several processes do not replay graphs, and under 10000 steps"),
+        ("cuda", 2, 2 * COMPILE_FROM, True, "compile", False, "1,280,000 images make up"),
+        ("cuda", 2, COMPILE_FROM, True, "plain", False, "several processes do not replay graphs, and 640,000 images"),
     ],
 )
 def test_auto_takes_the_fastest_that_is_possible_and_pays(
     monkeypatch: pytest.MonkeyPatch,
     device: str,
     num_processes: int,
-    num_steps: int,
+    num_images: int,
     can_compile: bool,
     mode: str,
     replays: bool,
     why: str,
 ) -> None:
     monkeypatch.setattr(speed, "has_compiler", lambda: can_compile)
-    chosen = choose_speed("auto", num_steps, machine(device, num_processes))
+    chosen = choose_speed("auto", num_images, machine(device, num_processes))
     assert (chosen.mode, chosen.replays) == (mode, replays)
     assert why in chosen.why
 

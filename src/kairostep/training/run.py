@@ -70,7 +70,7 @@ class Run:
     def description(self) -> str:
         """What this run does, in three lines."""
         config, step = self.config, self.trainer.step_number
-        speed = choose_speed(config.speed, config.steps, self.accelerator)
+        speed = choose_speed(config.speed, config.steps * config.batch_size, self.accelerator)
         num_parameters = sum(p.numel() for p in self.trainer.network.parameters()) / 1e6
         parts = (config.process.name, config.prediction, config.weighting.name, config.sampler.name)
         start = f"going on from step {step} to {config.steps}" if step else f"{config.steps} steps"

@@ -64,7 +64,7 @@ def make_trainer(experiment: Experiment, accelerator: Accelerator) -> Trainer:
         weight_decay=config.weight_decay,
         fused=accelerator.device.type == "cuda",
     )
-    speed = choose_speed(config.speed, config.steps, accelerator)
+    speed = choose_speed(config.speed, config.steps * config.batch_size, accelerator)
     if speed.mode == "compile":
         compile_network(experiment.model)
     return Trainer(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from accelerate import Accelerator
 from torch.utils._triton import has_triton
 
-COMPILE_FROM = 10_000  # steps: about where a compiled network has made up for the minutes of compiling
+COMPILE_FROM = 1_280_000  # images on one device: about where compiled U-Nets have made up for the minutes of compiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class Speed:
     replays: bool  # CUDA graphs
 
 
-def choose_speed(asked: str, num_steps: int, accelerator: Accelerator) -> Speed:
-    """Return how to run, as asked or, for "auto", the fastest that is possible and pays."""
+def choose_speed(asked: str, num_images: int, accelerator: Accelerator) -> Speed:
+    """Return how to train on so many images, as asked or, for "auto", the fastest that is possible and pays."""
     num_processes, device = accelerator.num_processes, accelerator.device.type
     can_replay, can_compile = device == "cuda" and num_processes == 1, device == "cuda" and has_compiler()
     if asked == "graph" and not can_replay:
@@ -34,11 +34,11 @@ def choose_speed(asked: str, num_steps: int, accelerator: Accelerator) -> Speed:
         return Speed(asked, "as asked", can_replay and asked != "plain")
     if device != "cuda":
         return Speed("plain", f"{device} has no graphs to replay and gains little from compiling", replays=False)
-    if can_compile and num_steps >= COMPILE_FROM:
-        return Speed("compile", f"{num_steps} steps make up for the minutes of compiling", replays=can_replay)
-    short = (
-        f"under {COMPILE_FROM} steps compiling does not pay" if can_compile else "no Triton or no C compiler is there"
-    )
+    own = num_images // num_processes
+    if can_compile and own >= COMPILE_FROM:
+        return Speed("compile", f"{own:,} images make up for the minutes of compiling", replays=can_replay)
+    short = f"{own:,} images, under {COMPILE_FROM:,}, do not make up for compiling"
+    short = short if can_compile else "no Triton or no C compiler is there"
     if not can_replay:
         return Speed("plain", f"several processes do not replay graphs, and {short}", replays=False)
     return Speed("graph", short, replays=True)
