@@ -5,9 +5,9 @@
 Both train the same network from the same weights with the same hyper-parameters (Adam, learning rate, clipping, batch,
 bf16, averaged weights) on the same GPU, one after the other: `diffusers` is the loop of train_speed.py on the real
 images, `kairostep` what `kairostep train` does by default. Seconds are of training, from the first step on, recording
-or compiling included, measuring left out. At each checkpoint the averaged weights give the held-out error of the noise,
-with the same images, times and noise for both, and FID of images from the same noise. The target is what the diffusers
-loop has at its end; between checkpoints values are linear in the logarithm.
+or compiling included, loading of the GPU's libraries and measuring left out. At each checkpoint the averaged weights
+give the held-out error of the noise, with the same images, times and noise for both, and FID of images from the same
+noise. The target is what the diffusers loop has at its end; between checkpoints values are linear in the logarithm.
 """
 
 import argparse
@@ -162,9 +162,10 @@ def main() -> None:
     makers: dict[str, Any] = {"diffusers": diffusers_contender, "kairostep": our_contender}
     num_steps = {"diffusers": arguments.steps, "kairostep": arguments.our_steps}
     curves: dict[str, list[Checkpoint]] = {}
+    uniform = replace(config, sampler=Component("uniform"))
+    diffusers_contender(build(uniform, accelerator.device), accelerator, 2).steps(2)  # loads the GPU's libraries
     for name, make in makers.items():
-        sampler = Component("uniform") if name == "diffusers" else config.sampler
-        parts = build(replace(config, sampler=sampler), accelerator.device)
+        parts = build(uniform if name == "diffusers" else config, accelerator.device)
         contender = make(parts, accelerator, num_steps[name])
         curves[name] = list(follow(contender, parts, accelerator, judge, arguments.checkpoints))
     print(verdicts(curves))
