@@ -104,8 +104,10 @@ def main() -> None:
     accelerator = Accelerator(cpu=not use_cuda, mixed_precision="bf16" if use_cuda else "no")
     torch.backends.cudnn.benchmark = True
     where = torch.cuda.get_device_name() if use_cuda else platform.processor() or platform.machine()
-    print(f"torch {torch.__version__}, {where}, {arguments.rounds} rounds of {STEPS_PER_TURN} steps\n")
-    print(f"{'size':>4} {'batch':>6} {'workers':>8} {'reads':>9} {'trains':>9}   x resident      (images/s; ratio)")
+    rounds = f", {arguments.rounds} rounds of {STEPS_PER_TURN} steps" if arguments.rounds else ""
+    trains = f" {'trains':>9}   x resident      (images/s; ratio)" if arguments.rounds else "   (images/s)"
+    print(f"torch {torch.__version__}, {where}{rounds}\n")
+    print(f"{'size':>4} {'batch':>6} {'workers':>8} {'reads':>9}{trains}")
     for pair in arguments.sizes.split(","):
         size, batch_size = (int(number) for number in pair.split(":"))
         measure(size, batch_size, [int(n) for n in arguments.workers.split(",")], arguments.rounds, accelerator)

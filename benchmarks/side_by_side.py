@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from kairostep.training.graphed import NUM_EAGER
+
 Turn = Callable[[], None]
-TURNS_TO_SETTLE = 4  # of one probe each: after three that are eager, probes are recorded
+TURNS_TO_SETTLE = NUM_EAGER + 1  # of one probe each: after those that are eager, probes are recorded
 
 
 def take_turns(

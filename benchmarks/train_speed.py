@@ -142,7 +142,7 @@ class Loop:
 
     @property
     def probes(self) -> bool:
-        """Whether its sampler asks the network, once in 40 steps."""
+        """Whether its sampler asks the network, by default once in 40 steps."""
         return self.sampler in ("progress", "adaptive")
 
     @property
@@ -217,7 +217,7 @@ def measure(
     for name, own in seconds.items():
         usual = statistics.median(own)
         if on_gpu:
-            num_steps = chosen[name].num_steps if chosen[name].probes else 3  # of all steps the same kernels
+            num_steps = 3 if chosen[name].sampler == "uniform" else chosen[name].num_steps  # others learn now and then
             profiles[name] = kernel_seconds(partial(steps[name], num_steps), num_steps)
         busy = f"{sum(profiles[name].values()) / usual:6.0%}" if on_gpu else "     -"
         share = f"{flops / usual / top:8.1%}" if on_gpu else "       -"

@@ -33,7 +33,8 @@ def global_generators(device: torch.device) -> list[torch.Generator]:
     if device.type == "mps":
         generators.append(torch.mps._get_default_mps_generator())
     elif device.type != "cpu":
-        generators.append(torch.get_device_module(device).default_generators[device.index or 0])
+        module = torch.get_device_module(device)
+        generators.append(module.default_generators[module.current_device() if device.index is None else device.index])
     return generators
 
 

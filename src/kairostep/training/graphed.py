@@ -1,10 +1,11 @@
 """Computations on the GPU recorded once and replayed: one launch where an eager step has thousands."""
 
 import logging
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -43,26 +44,50 @@ class Graphs:
     The stream is one for all eager calls: what is freed on a stream is kept for that stream alone.
     """
 
+    everywhere: ClassVar["WeakSet[Graphs]"] = WeakSet()
+
     def __init__(self, device: torch.device) -> None:
-        self.device, self.pool = device, torch.cuda.graph_pool_handle()
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.index = torch.cuda.current_device() if device.index is None else device.index
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(self.index)  # type: ignore[no-untyped-call]
         self.all: list[Replayed] = []
+        self.everywhere.add(self)
 
     def replayed(self, name: str, compute: Callable[..., Values]) -> "Replayed":
         """Return the computation, to be called and replayed."""
         self.all.append(Replayed(name, compute, self))
         return self.all[-1]
 
-    def recover(self) -> None:
-        """Make the device fit for computing after a recording failed; what was recorded before has to be once more."""
-        for replayed in self.all:
-            replayed.recordings.clear()
-        with suppress(RuntimeError):  # where the failure has ended it: until then, no cached memory is given back
-            end_allocation(self.device.index or 0, self.pool)
+    @contextmanager
+    def recording(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        """Record a block; if that fails, leave the device as if it had not been tried, but for memory that torch keeps.
+
+        Other threads may go on meanwhile: that of a data loader pins memory.
+        """
+        random, random_here = torch.get_rng_state(), torch.cuda.get_rng_state(self.index)
+        current = torch.cuda.current_stream(self.index)
+        options: Any = {"stream": self.stream, "capture_error_mode": "thread_local"}
+        try:
+            with torch.cuda.device(self.index), torch.cuda.graph(graph, self.pool, **options):
+                yield
+        except RuntimeError:
+            torch.cuda.set_stream(current)  # a failure to end leaves the other
+            self._recover()
+            torch.set_rng_state(random)
+            torch.cuda.set_rng_state(random_here, self.index)
+            raise
+
+    def _recover(self) -> None:
+        """Make the device fit for computing after a failure; what was recorded on it before has to be once more."""
+        for graphs in self.everywhere:
+            for replayed in graphs.all if graphs.index == self.index else []:
+                replayed.recordings.clear()
+        with suppress(RuntimeError):  # torch has done so itself; left undone, no cached memory is given back
+            end_allocation(self.index, self.pool)
         self.pool = torch.cuda.graph_pool_handle()
-        generator = torch.cuda.default_generators[self.device.index or 0]
         # The generator's old state takes itself to be recorded for ever
-        generator.graphsafe_set_state(torch.Generator(self.device).graphsafe_get_state())
+        fresh = torch.Generator(torch.device("cuda", self.index)).graphsafe_get_state()
+        torch.cuda.default_generators[self.index].graphsafe_set_state(fresh)
 
 
 class Replayed:
@@ -92,30 +117,27 @@ class Replayed:
         return self.can_record and self.num_calls[key] > NUM_EAGER and len(self.recordings) < MAX_RECORDINGS
 
     def _record(self, key: Hashable, inputs: Values) -> None:
-        own, graph, graphs = cloned(inputs), torch.cuda.CUDAGraph(), self.graphs
-        random, current = torch.cuda.get_rng_state(graphs.device), torch.cuda.current_stream()
-        others = "thread_local"  # other threads may go on meanwhile: that of a data loader pins memory
+        own, graph = cloned(inputs), torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=graphs.pool, stream=graphs.stream, capture_error_mode=others):
+            with self.graphs.recording(graph):
                 outputs = self.compute(*own)
         except RuntimeError as error:
             self.can_record = False
-            torch.cuda.set_stream(current)  # a failed recording may leave its own
-            graphs.recover()
-            torch.cuda.set_rng_state(random, graphs.device)
-            reason = str(error.__context__ or error).strip().splitlines()[0]
+            cause = error.__context__ or error
+            reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
             log.warning("%s cannot be recorded as a CUDA graph and goes on without, slower: %s", self.name, reason)
         else:
             self.recordings[key] = Recording(graph, own, outputs)
 
     def _beside(self, inputs: Values) -> Values:
         """Compute on the stream that recording takes."""
-        stream = self.graphs.stream
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            outputs = self.compute(*inputs)
-        torch.cuda.current_stream().wait_stream(stream)
-        return outputs
+        stream, current = self.graphs.stream, torch.cuda.current_stream(self.graphs.index)
+        stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(stream):
+                return self.compute(*inputs)
+        finally:
+            current.wait_stream(stream)
 
 
 def end_allocation(device: int, pool: tuple[int, int]) -> None:

@@ -37,8 +37,8 @@ def choose_speed(asked: str, num_images: int, accelerator: Accelerator) -> Speed
     own = num_images // num_processes
     if can_compile and own >= COMPILE_FROM:
         return Speed("compile", f"{own:,} images make up for the minutes of compiling", replays=can_replay)
-    short = f"{own:,} images, under {COMPILE_FROM:,}, do not make up for compiling"
-    short = short if can_compile else "no Triton or no C compiler is there"
+    too_few = f"{own:,} images, under {COMPILE_FROM:,}, do not make up for compiling"
+    short = too_few if can_compile else "no Triton or no C compiler is there"
     if not can_replay:
         return Speed("plain", f"several processes do not replay graphs, and {short}", replays=False)
     return Speed("graph", short, replays=True)
