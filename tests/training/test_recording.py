@@ -72,7 +72,7 @@ def test_a_failed_recording_is_undone_and_the_call_is_computed_once(
     assert beside.recordings
     drawn = []
     replayed = graphs.replayed("the gradient", lambda: (drawn.append(torch.rand(())),)[:0])
-    device.broken, pool = True, graphs.pool
+    device.broken, pool, pool_beside = True, graphs.pool, other.pool
     with caplog.at_level(logging.WARNING):
         for _ in range(NUM_EAGER + 3):
             torch.manual_seed(0)
@@ -82,6 +82,7 @@ def test_a_failed_recording_is_undone_and_the_call_is_computed_once(
     assert device.current is device.usual
     assert device.ended == [(1, pool)]  # of the current device, where none is named
     assert not beside.recordings  # they would draw from a state that is no more
+    assert other.pool is not pool_beside
     assert caplog.text.count("the gradient cannot be recorded as a CUDA graph and goes on without, slower: ") == 1
 
 

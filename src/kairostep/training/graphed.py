@@ -79,12 +79,12 @@ class Graphs:
 
     def _recover(self) -> None:
         """Make the device fit for computing after a failure; what was recorded on it before has to be once more."""
-        for graphs in self.everywhere:
-            for replayed in graphs.all if graphs.index == self.index else []:
-                replayed.recordings.clear()
         with suppress(RuntimeError):  # torch has done so itself; left undone, no cached memory is given back
             end_allocation(self.index, self.pool)
-        self.pool = torch.cuda.graph_pool_handle()
+        for graphs in [graphs for graphs in self.everywhere if graphs.index == self.index]:
+            graphs.pool = torch.cuda.graph_pool_handle()  # one whose graphs are gone cannot be taken again
+            for replayed in graphs.all:
+                replayed.recordings.clear()
         # The generator's old state takes itself to be recorded for ever
         fresh = torch.Generator(torch.device("cuda", self.index)).graphsafe_get_state()
         torch.cuda.default_generators[self.index].graphsafe_set_state(fresh)
