@@ -191,6 +191,20 @@ def test_objective_regresses_on_the_stable_target(name: str, prediction_name: st
     assert float((losses - plain).abs().max()) > 1e-4
 
 
+@pytest.mark.parametrize("t", [0.002, 0.02, 0.1, 0.9])
+def test_in_half_precision_the_noise_to_predict_is_not_that_of_rounding(t: float) -> None:
+    x0, noise = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
+    far = ks.StableTarget(x0[:1] + 1000, num=None)  # so that the target is x0 itself
+    losses = ks.Objective(ks.FlowProcess(), target=far)(lambda x, time: noise, x0, torch.full((8,), t), noise=noise)
+    assert float(losses.max()) == 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_reference_that_is_not_finite_is_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match="reference must be finite"):
+        ks.StableTarget(torch.tensor([[1.0, 2.0], [3.0, bad]]))
+
+
 def test_objective_with_a_stable_target_trains_the_model_alone() -> None:
     reference, x0, noise = crowd((4,), spread=0.5)
     slope = torch.tensor(0.5, requires_grad=True)

@@ -211,6 +211,17 @@ def test_options_arrive_in_the_sampler(settings: list[str], attribute: Callable[
     assert attribute(built(*settings).sampler) == value
 
 
+def test_a_curriculum_counts_optimizer_steps() -> None:
+    sampler = built("--sampler=curriculum", "--sampler.start=2", "--sampler.end=6", "--accumulate=4").sampler
+    assert isinstance(sampler, ks.Curriculum)
+    shares = []
+    for _ in range(7):
+        shares.append(float(sampler.share()))
+        for _ in range(4):
+            sampler.sample(torch.zeros(2, 1))
+    assert shares == [0, 0, 0, 0.25, 0.5, 0.75, 1]
+
+
 def test_the_reward_is_the_bound_or_the_loss() -> None:
     t = torch.linspace(0.05, 0.95, 10)
     bound = built("--sampler=adaptive", "--prediction=v", "--weighting=min_snr").sampler

@@ -70,3 +70,12 @@ def test_progress_on_fewer_images_than_probes_trains() -> None:
     assert int(sampler.diagnostics()["probe_evaluations"]) == 1200
     assert_close(sampler.density(10).sum(), torch.tensor(1.0))
     assert int(sampler.num_measured.min()) == 2
+
+
+@pytest.mark.parametrize("batch_size", [4, 8, 24, 32, 128, 1024])
+def test_probes_cost_at_most_two_forward_passes_of_a_batch_in_40_steps(batch_size: int) -> None:
+    settings = ["--sampler=progress", f"--batch_size={batch_size}", "--network.channels=8", "--network.multipliers=[1]"]
+    sampler = build(with_overrides(preset("digits"), [*settings, "--network.attention=[]"]), CPU).sampler
+    assert isinstance(sampler, ks.Progress)
+    assert sampler.every >= 40
+    assert len(sampler.last) * 40 / sampler.every <= 2 * batch_size

@@ -36,6 +36,7 @@ ATTACKS: dict[str, Attack] = {
     "nan": lambda now, t: torch.full_like(t, NAN),
     "zeros": lambda now, t: torch.zeros_like(t),
     "zeros_later": lambda now, t: torch.where(t < 0.3, 1.0, 0.0) * (now < 10),
+    "from_zero": lambda now, t: torch.where(bin_of(t) == 3, 0.0 if now < 5 else 1e12, 0.9 ** (now * t)),
     "huge": lambda now, t: torch.where(t < 0.5, 1e14 * 0.8**now, 1e14),
     "beyond_float": lambda now, t: torch.where(t < 0.5, 1e38, -1e38),
 }
@@ -89,6 +90,9 @@ POLICIES: dict[str, Build] = {
 }
 PROGRESS: dict[str, Build] = {
     "progress": lambda scene, floor: ks.Progress(every=1, floor=floor, max_move=2.0, smoothing=0.5, temperature=0.2),
+    "progress_relative_probe": lambda scene, floor: ks.Progress(
+        probe=scene.loss_at, every=1, floor=floor, max_move=2.0
+    ),
     "progress_probe": lambda scene, floor: ks.Progress(
         probe=scene.loss_at, every=1, floor=floor, max_move=2.0, smoothing=0.5, measure="absolute"
     ),

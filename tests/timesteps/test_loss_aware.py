@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import kairostep as ks
+from kairostep.diffusion.process import Process
+from kairostep.timesteps.draw_table import DrawTable
 from kairostep.timesteps.sampler import Timesteps
 
 
@@ -44,12 +46,17 @@ def test_loss_second_moment_weights_are_one_over_probability() -> None:
     assert_close(drawn.weight, 1 / (10 * sampler.density(10)[drawn.index(10)]))
 
 
-def test_info_noise_follows_the_gated_entropy_rate() -> None:
-    """Gaussian data of variance v: the least error of x0 at noise s is v s^2 / (v + s^2)."""
-    process, v, num_bins = ks.EDMProcess(), 0.25, 40
+@pytest.mark.parametrize(
+    "process",
+    [ks.EDMProcess(), ks.DiscreteProcess.linear(), ks.DiscreteProcess.cosine(), ks.FlowProcess()],
+    ids=["edm", "linear", "cosine", "flow"],
+)
+def test_info_noise_follows_the_gated_entropy_rate(process: Process) -> None:
+    """Gaussian data of variance v: the least error of x0 at relative noise s is v s^2 / (v + s^2)."""
+    v, num_bins = 0.25, 40
     sampler = ks.InfoNoise(process, torch.ones_like, num_bins=num_bins, warmup=1, refresh=1, floor=0.1)
     t = (torch.arange(num_bins, dtype=torch.float64) + 0.5) / num_bins
-    sigma = process.sigma(t)
+    sigma = process.sigma(t) / process.alpha(t)
     error = v * sigma**2 / (v + sigma**2)
     for _ in range(3):
         show(sampler, t.float(), error.float())
@@ -58,7 +65,7 @@ def test_info_noise_follows_the_gated_entropy_rate() -> None:
     smooth = np.exp((padded[:-2] + padded[1:-1] + padded[2:]) / 3)
     rate = smooth / s**3  # per sigma
     onset = s[rate >= 0.002 * rate.max()].max()
-    gated = rate * s * s**3 / (s**3 + onset**3)  # per log sigma, which is linear in t here, so that bins are alike
+    gated = rate * s * s**3 / (s**3 + onset**3) * np.gradient(np.log(s))  # in each bin, by its width in log sigma
     expected = 0.9 * gated / gated.sum() + 0.1 / num_bins
     assert_close(sampler.density(num_bins).double(), torch.tensor(expected), rtol=1e-4, atol=1e-6)
 
@@ -81,6 +88,32 @@ def test_info_noise_reads_the_same_rate_whatever_the_loss_weights() -> None:
         products.append(product / product.sum())
     for product in products[1:]:
         assert_close(product, products[0], rtol=1e-4, atol=1e-6)
+
+
+def test_info_noise_beside_an_infinite_end_has_the_width_of_its_finite_side() -> None:
+    process = ks.DiscreteProcess.linear(10, 1e-3, 0.2).with_zero_terminal_snr()
+    sampler = ks.InfoNoise(process, torch.ones_like)
+    log_sigma = -process.log_snr((torch.arange(10, dtype=torch.float64) + 0.5) / 10) / 2
+    assert bool(log_sigma[-1].isinf())
+    steps = log_sigma[:-1].diff()
+    assert_close(sampler.log_width[-2:].double().exp(), steps[-1:].expand(2), rtol=1e-5, atol=0)
+    assert_close(sampler.log_width[1:-2].double().exp(), (steps[1:] + steps[:-1]) / 2, rtol=1e-5, atol=0)
+
+
+def test_info_noise_refuses_what_has_no_rate() -> None:
+    with pytest.raises(
+        ValueError, match=r"(?s)log-SNR must be within 20.0 of 0 at two neighbouring bins, got .*process"
+    ):
+        ks.InfoNoise(ks.EDMProcess(sigma_min=1e-9, sigma_max=1e-6))
+    with pytest.raises(ValueError, match="loss_weight must be positive and finite at every bin, got"):
+        ks.InfoNoise(ks.EDMProcess(), lambda log_snr: (log_snr > 0).to(log_snr.dtype))
+
+
+def test_a_mass_that_is_not_finite_leaves_the_table_as_it_was() -> None:
+    table = DrawTable(2, beta=1.0)
+    table.set(torch.tensor([1.0, 3.0]))
+    table.set(torch.tensor([float("nan"), 1.0]))
+    assert_close(table.mass(), torch.tensor([0.25, 0.75]))
 
 
 def test_info_noise_averages_by_its_decay_per_loss() -> None:

@@ -203,3 +203,13 @@ def test_smoothing_forgets_one_odd_window() -> None:
         before, following = (after(odd_once, num, smoothing=smoothing, max_move=1.0) for num in (20, 21))
         changes.append(float((before - following).abs().sum()))
     assert changes[1] < changes[0] / 2
+
+
+@pytest.mark.parametrize("spike", [1e-3, 1e12])
+def test_a_loss_that_rises_from_nothing_once_is_forgotten(spike: float) -> None:
+    def loss(call: int, t: Tensor) -> Tensor:
+        falling = 100 - call * (t < 0.5).float() / 4
+        return torch.where(t < 1 / K, 0.0 if call == 0 else spike, falling)
+
+    forgotten = after(loss, 120)[1:]
+    assert float(forgotten[:9].min()) > 1.1 * float(forgotten[9:].max())

@@ -132,6 +132,14 @@ def test_pairs_train_on_one_x0_and_opposite_noise() -> None:
     assert int(apart.argmin()) == int(first)
 
 
+def test_pairs_are_refused_where_the_image_decides_about_t() -> None:
+    model = Denoiser()
+    sampler = ks.Adaptive(ks.BetaPolicy.for_input((2,), 8, 1))
+    objective = ks.Objective(ks.FlowProcess(), ks.VELOCITY)
+    with pytest.raises(ValueError, match="must not draw t by the image, got Adaptive, which does: pass pairs=False"):
+        Trainer(model, objective, sampler, torch.optim.SGD(model.parameters(), lr=0.1), pairs=True)
+
+
 def test_a_trainer_goes_on_from_its_state_bitwise() -> None:
     whole, first, second = (make_point_trainer() for _ in range(3))
     for k in range(20):

@@ -55,6 +55,8 @@ def parts_without_data(config: Config) -> Parts:
         dataset=StandInData(),
         num_classes=0,
         shape=SHAPE,
+        batch_size=config.batch_size,
+        accumulate=config.accumulate,
         seed=config.seed,
     )
     return Parts(config, objective, sampler)

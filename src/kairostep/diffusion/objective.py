@@ -72,8 +72,8 @@ class Objective:
                 "a model that also predicts a variance has to be cut, for instance output.chunk(2, dim=1)[0]"
             )
         if self.target is not None:
-            x0 = self.target(x0, xt, alpha, sigma)
-            noise = torch.where(sigma > 0, (xt - alpha * x0) / sigma, noise)
+            own, x0 = x0, self.target(x0, xt, alpha, sigma)
+            noise = torch.where(sigma > 0, noise + alpha * (own - x0) / sigma, noise)  # that leads from x0 to xt
         target = self.prediction.target(x0, noise, alpha, sigma)
         dtype = torch.promote_types(torch.promote_types(output.dtype, target.dtype), torch.float32)
         losses = F.mse_loss(output.to(dtype), target.to(dtype), reduction="none").flatten(1).mean(1)  # (B,)

@@ -69,6 +69,8 @@ class StableTarget:
                 f"reference must be clean samples (M, ...) in floating point, got {reference.dtype} of shape "
                 f"{tuple(reference.shape)}: pass some of the training set, scaled as x0 is"
             )
+        if not bool(reference.isfinite().all()):
+            raise ValueError("reference must be finite, since each row is part of every target: leave out NaN and inf")
         self.reference = reference
         self.num = None if num is None else count("num", num)
         self.chunk_size = count("chunk_size", chunk_size)

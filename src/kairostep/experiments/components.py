@@ -5,6 +5,7 @@ either `GIVEN`, which the experiment supplies, or options of the component, chec
 decoded by its annotations: no default is written down twice.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,12 +44,12 @@ from kairostep.timesteps import (
     Tabulated,
     TimestepSampler,
 )
-from kairostep.timesteps.arguments import choice
+from kairostep.timesteps.arguments import choice, count
 
 FLOW_TIME_SCALE = 1000.0  # diffusers' flow schedulers tell networks t * 1000, which suits their time embeddings
 GIVEN = {"process", "objective", "model", "parameters", "shape", "seed", "split"}  # supplied by the experiment ...
 GIVEN |= {"sample_size", "in_channels", "out_channels", "num_classes"}  # ... for networks
-GIVEN |= {"dataset"}  # ... for samplers
+GIVEN |= {"dataset", "batch_size", "accumulate"}  # ... for samplers
 GIVEN |= {"reward_weight", "loss_weight", "rule", "probe"}  # ... and what the makers below make of them
 
 
@@ -110,27 +111,42 @@ def progress(
     model: nn.Module,
     dataset: Dataset,
     num_classes: int,
+    batch_size: int,
     seed: int,
     *,
     prior: str = "uniform",  # or another fixed density
     num_probes: int = 64,
+    every: int | None = None,  # 40, or as many more as keep probes within two forward passes of a batch in 40 steps
     **options: Any,
 ) -> Progress:
     """Return the progress sampler, its probes a fixed sample of the training set."""
     choice("sampler.prior", prior, PRIORS)
     density = make_standalone("sampler.prior", prior, objective, seed)
     probe = ProbeSet(objective, model, dataset, num_probes, with_classes=num_classes > 0)
-    return Progress(density, probe=probe, num_probes=num_probes, model=model, seed=seed, **options)
+    every = 40 * math.ceil(num_probes / (2 * batch_size)) if every is None else every
+    return Progress(density, probe=probe, num_probes=num_probes, every=every, model=model, seed=seed, **options)
 
 
 def curriculum(
-    objective: Objective, seed: int, *, start: int, end: int, first: str = "logit_normal", then: str = "uniform"
+    objective: Objective,
+    accumulate: int,
+    seed: int,
+    *,
+    start: int,
+    end: int,
+    first: str = "logit_normal",
+    then: str = "uniform",
 ) -> Curriculum:
-    """Return a curriculum of two samplers with their default options, which have to do without the network."""
+    """Return a curriculum, over optimizer steps, of two samplers with their default options.
+
+    They have to do without the network.
+    """
     samplers = [
         make_standalone(f"sampler.{key}", name, objective, seed) for key, name in (("first", first), ("then", then))
     ]
-    return Curriculum(*samplers, start=start, end=end, seed=seed)
+    count("sampler.start", start, at_least=0)
+    count("sampler.end", end, at_least=start)
+    return Curriculum(*samplers, start=start * accumulate, end=end * accumulate, seed=seed)
 
 
 def make_standalone(key: str, name: str, objective: Objective, seed: int) -> TimestepSampler:

@@ -85,6 +85,8 @@ def build(config: Config, device: torch.device) -> Experiment:
         dataset=dataset,
         num_classes=dataset.num_classes if config.label_dropout is not None else 0,
         shape=dataset.shape,
+        batch_size=config.batch_size,
+        accumulate=config.accumulate,
         seed=config.seed,
     )
     return Experiment(config, dataset, held_out, objective, model, sampler)

@@ -13,13 +13,15 @@ from kairostep.timesteps.sampler import LossAt, Timesteps, TimestepSampler, lear
 
 
 class Curriculum(TimestepSampler):
-    """Draws by `first` until step `start`, by `then` from step `end` on, by a growing share of `then` in between.
+    """Draws by `first` until draw `start`, by `then` from draw `end` on, by a growing share of `then` in between.
+
+    A draw is a call of `sample`: one per batch, so that a step that accumulates batches makes several.
 
     A density that favours some times wins early and loses late: logit-normal, then uniform, is the schedule of
     2603.12517. Each row has the time and the weight of one of the two; both are shown all losses.
     """
 
-    num_drawn: Tensor  # () steps
+    num_drawn: Tensor  # () batches
 
     def __init__(self, first: TimestepSampler, then: TimestepSampler, *, start: int, end: int, seed: int = 0) -> None:
         super().__init__()

@@ -20,12 +20,12 @@ class DrawTable(nn.Module):
     def __init__(self, num_bins: int, beta: float) -> None:
         super().__init__()
         self.beta = beta
-        self.register_buffer("rows", torch.empty(4, num_bins, dtype=torch.float32))
+        self.register_buffer("rows", torch.zeros(4, num_bins, dtype=torch.float32))
         self.set(torch.ones(num_bins))
 
     @torch.no_grad()
     def set(self, mass: Tensor) -> None:
-        """Draw from this mass (K,) from now on."""
+        """Draw from this mass (K,) from now on, unless it is not finite."""
         num_bins = len(mass)
         mass = mass / mass.sum()
         end = mass.cumsum(0)
@@ -33,7 +33,8 @@ class DrawTable(nn.Module):
         end_t = torch.arange(1, num_bins + 1, device=mass.device) / num_bins
         slope = 1 / (num_bins * mass)
         weight = slope**self.beta
-        self.rows.copy_(torch.stack([end, end_t, slope, weight / (mass * weight).sum()]))
+        rows = torch.stack([end, end_t, slope, weight / (mass * weight).sum()])
+        self.rows.copy_(torch.where(rows.isfinite().all(), rows, self.rows))
 
     def mass(self) -> Tensor:
         """Return the mass of each bin (K,)."""

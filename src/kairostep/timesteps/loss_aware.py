@@ -16,6 +16,8 @@ from kairostep.timesteps.fixed import UNBIASED_FLOOR, LogSNR
 from kairostep.timesteps.histogram import bin_index, rebin, with_floor
 from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, TimestepSampler, draw, learns_from_step
 
+MAX_LOG_SNR = 20.0  # of bins: beyond, a process is as good as at its end
+
 
 class RootLoss(TableSampler):
     """Draws in proportion to the root of the loss, weighted by 1/density: the objective stays, its gradient calms down.
@@ -198,13 +200,16 @@ class InfoNoise(TableSampler):
         centres = (torch.arange(num_bins, dtype=torch.float64) + 0.5) / num_bins
         log_snr = self.bounded_log_snr(centres)
         self.register_buffer("log_snr", log_snr.float(), persistent=False)
-        self.register_buffer("log_width", torch.gradient(-log_snr / 2)[0].log().float(), persistent=False)
-        self.register_buffer("log_weight", loss_weight(log_snr).log().float(), persistent=False)
+        self.register_buffer("log_width", log_widths(log_snr).float(), persistent=False)
+        weight = loss_weight(log_snr)
+        if not bool((weight.isfinite() & (weight > 0)).all()):
+            raise ValueError(f"loss_weight must be positive and finite at every bin, got {weight}: add a little to it")
+        self.register_buffer("log_weight", weight.log().float(), persistent=False)
         self.errors = BinMeans(num_bins, decay)  # squared, in x0
 
     def bounded_log_snr(self, t: Tensor) -> Tensor:
         """Return log-SNR kept in the range of usual processes: a flow starts and ends at infinity."""
-        return self.process.log_snr(t).clamp(-20, 20)
+        return self.process.log_snr(t).clamp(-MAX_LOG_SNR, MAX_LOG_SNR)
 
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
@@ -235,3 +240,18 @@ class InfoNoise(TableSampler):
     def diagnostics(self) -> dict[str, Tensor]:
         """Return how many losses were skipped, being NaN or infinite."""
         return {"skipped_losses": self.errors.num_skipped}
+
+
+def log_widths(log_snr: Tensor) -> Tensor:
+    """Return the log of each bin's width in log(sigma), (K,); a bin at an infinite end has that of its neighbour."""
+    known = log_snr.abs() < MAX_LOG_SNR
+    between = known[1:] & known[:-1]
+    if not bool(between.any()):
+        raise ValueError(
+            f"log-SNR must be within {MAX_LOG_SNR} of 0 at two neighbouring bins, got {log_snr}: pass another process"
+        )
+    steps = (-log_snr.diff() / 2).where(between, 0.0)  # (K-1,) from one centre to the next
+    widths, num = (F.pad(part, (1, 0)) + F.pad(part, (0, 1)) for part in (steps, between.to(steps.dtype)))
+    measured = num.nonzero()
+    nearest = torch.arange(len(log_snr)).clamp(int(measured[0]), int(measured[-1]))
+    return (widths / num)[nearest].log()

@@ -67,6 +67,11 @@ class Trainer:
         seed: int = 0,
     ) -> None:
         self.accelerator = accelerator or Accelerator(cpu=not torch.accelerator.is_available())  # see `setup`
+        if pairs and sampler.uses_x0:
+            raise ValueError(
+                "pairs trade images between neighbours in t, so that a sampler must not draw t by the image, got "
+                f"{type(sampler).__name__}, which does: pass pairs=False, or ks.Adaptive(ks.BetaPair())"
+            )
         device = self.accelerator.device
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         model.to(device, memory_format=self.memory_format)  # type: ignore[call-overload]
