@@ -14,6 +14,7 @@ from kairostep.timesteps.probes import eval_mode, evaluate_losses, isolated_rand
 from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, TimestepSampler, learns_from_step
 
 UNKNOWN = 2 * LARGEST  # stands for a loss that was not finite, or not measured yet
+MAX_RELATIVE = 10.0  # progress of a bin in one window, either way: a loss that was 0 may rise without bound
 NUM_BISECTIONS = 40  # to fit bounds: far below float32's resolution
 
 
@@ -31,8 +32,7 @@ class Progress(TableSampler):
         for the batch: `lambda rows, t: losses_at(x_fixed[rows], t)`. Costs num_probes network evaluations each time.
         Without it, the batch at hand is measured before and after one step by the loop's own `loss_at`: twice the cost
         and a weaker signal, since one step often makes a loss worse that forty make better.
-    measure: "relative" to the bin's loss (the larger of before and after), "absolute", or "per_draw": absolute for as
-        many draws as the bin gets.
+    measure: "relative" to the bin's loss, "absolute", or "per_draw": absolute for as many draws as the bin gets.
     smoothing: share of the progress known so far that survives a window.
     floor, cap: bounds of density / prior.
     max_move: how far the logarithm of a bin's density moves in one window, at most, before all are scaled to sum to 1.
@@ -150,8 +150,7 @@ class Progress(TableSampler):
         """Move the density by what the losses (N,) did; those that are not finite are left out."""
         valid = (before < LARGEST) & (after < LARGEST)
         self.num_skipped += (after >= LARGEST).sum()
-        larger = torch.maximum(before.abs(), after.abs())  # so that a loss that was 0 cannot rise without bound
-        seen = torch.stack([before - after, larger, torch.ones_like(after)]).where(valid, 0.0)
+        seen = torch.stack([before - after, before, torch.ones_like(after)]).where(valid, 0.0)
         index = bin_index(self.probe_t(), len(self.learned))
         drop, loss, num = seen.new_zeros(3, len(self.learned)).index_add(1, index, seen)
         new = self.measured(drop / num.clamp(min=1), loss / num.clamp(min=1))
@@ -163,7 +162,7 @@ class Progress(TableSampler):
     def measured(self, drop: Tensor, loss: Tensor) -> Tensor:
         """Return the progress of one window (K,) from mean drops and losses of the bins."""
         if self.measure == "relative":
-            return drop / loss.clamp(min=1e-30)
+            return (drop / loss.abs().clamp(min=1e-30)).clamp(-MAX_RELATIVE, MAX_RELATIVE)
         return drop if self.measure == "absolute" else drop / self.mass()
 
     def moved(self) -> Tensor:
