@@ -116,14 +116,15 @@ def progress(
     *,
     prior: str = "uniform",  # or another fixed density
     num_probes: int = 64,
-    every: int | None = None,  # 40, or as many more as keep probes within two forward passes of a batch in 40 steps
+    every: int | None = None,  # the usual, or so many times as much that small batches pay two forward passes at most
     **options: Any,
 ) -> Progress:
     """Return the progress sampler, its probes a fixed sample of the training set."""
     choice("sampler.prior", prior, PRIORS)
     density = make_standalone("sampler.prior", prior, objective, seed)
     probe = ProbeSet(objective, model, dataset, num_probes, with_classes=num_classes > 0)
-    every = 40 * math.ceil(num_probes / (2 * batch_size)) if every is None else every
+    if every is None:
+        every = arguments_of(Progress)["every"].default * math.ceil(num_probes / (2 * batch_size))
     return Progress(density, probe=probe, num_probes=num_probes, every=every, model=model, seed=seed, **options)
 
 
