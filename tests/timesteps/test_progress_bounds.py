@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import kairostep as ks
+from kairostep.timesteps import progress
 
 
 @every_prior
@@ -236,6 +237,24 @@ def test_saved_and_loaded_goes_on_bitwise(probed: bool) -> None:
     assert torch.equal(first.weight, second.weight)
     assert torch.equal(sampler.density(), resumed.density())
     assert float((sampler.density(K) - ks.FixedBeta(2.0, 2.0).density(K)).abs().max()) > 1e-4
+
+
+def test_on_another_number_of_ranks_losses_are_compared_from_the_next_window_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each rank's noise is its own, so that what one measured says nothing about what two will."""
+    saved = build(falling_early)
+    observe(saved, 5)
+    noise = {1: 0.0, 2: 50.0}
+    resumed = build(lambda call, t: falling_early(call, t) + noise[progress.world_size()])
+    resumed.load_state_dict(saved.state_dict())
+    monkeypatch.setattr(progress, "world_size", lambda: 2)
+    monkeypatch.setattr(progress, "sum_over_ranks", lambda mine: mine + mine.flip(0))  # the other half, as low
+    before = resumed.density(K)
+    observe(resumed, 1)
+    assert torch.equal(resumed.density(K), before)
+    observe(resumed, 3)
+    assert not torch.equal(resumed.density(K), before)
 
 
 def test_losses_of_a_probe_of_the_wrong_shape_are_refused() -> None:

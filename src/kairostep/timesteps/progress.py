@@ -84,6 +84,7 @@ class Progress(TableSampler):
         self.cap = cap
         self.max_move = positive("max_move", max_move)
         self.relax_steps = None if relax_steps is None else count("relax_steps", relax_steps)
+        self.num_ranks = 0  # that measured `last`; on the host, so that comparing costs no sync
         if prior is not None and not isinstance(prior, TimestepSampler):
             raise ValueError(f"prior must be a sampler, got {prior!r}: pass for instance ks.Uniform()")
         density = (prior or Uniform()).density(num_bins)
@@ -110,6 +111,9 @@ class Progress(TableSampler):
         elif self.probe is not None:
             yield
             after = self.evaluate(self.probe, len(self.last), len(x0))
+            if self.num_ranks != world_size():  # each rank has noise of its own: that before was another
+                self.last.fill_(UNKNOWN)
+                self.num_ranks = world_size()
             self.learn(self.last.clone(), after)
             self.last.copy_(after)
         else:
@@ -173,6 +177,14 @@ class Progress(TableSampler):
         here = self.learned.log()
         wanted = here + (target - here).clamp(-self.max_move, self.max_move)
         return self.prior * bounded((wanted - self.prior.log()).exp(), self.prior, self.floor, self.cap)
+
+    def get_extra_state(self) -> Tensor:
+        """Return on how many ranks the probe set was measured."""
+        return torch.tensor(self.num_ranks)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take up on how many ranks the probe set was measured."""
+        self.num_ranks = int(state)
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the network evaluations spent on probes, and how many losses were not finite."""
