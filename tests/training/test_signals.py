@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from small_runs import (
     ADAPTIVE,
     PATIENCE,
@@ -22,7 +23,7 @@ from small_runs import (
 )
 
 import kairostep.cli
-from kairostep.training import checkpoint
+from kairostep.training import checkpoint, interruption
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -84,3 +85,21 @@ def test_a_second_signal_ends_a_run_that_hangs(number: signal.Signals, tmp_path:
     assert child.send(number) != 0
     assert "stopped at step" not in child.output
     assert "Traceback" not in child.output
+
+
+def test_several_processes_agree_often_at_first_then_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, step = [], 0
+
+    def sum_over_ranks(own: torch.Tensor) -> torch.Tensor:
+        asked.append(step)
+        return 2 * own
+
+    monkeypatch.setattr(interruption, "world_size", lambda: 2)
+    monkeypatch.setattr(interruption, "sum_over_ranks", sum_over_ranks)
+    monkeypatch.setattr(interruption.time, "monotonic", lambda: step / 16)  # seconds
+    both = interruption.Interruption(torch.device("cpu"))
+    for step in range(1, 150):
+        assert not both.agreed(step)
+    assert asked == [1, 3, 7, 15, 31, 63, 95, 127]
+    both.signal = signal.SIGTERM
+    assert [both.agreed(step) for step in range(157, 161)] == [False, False, True, False]

@@ -20,7 +20,7 @@ class Interruption:
         self.device = device
         self.signal: signal.Signals | None = None
         self.before: dict[signal.Signals, object] = {}
-        self.next_agreement, self.last = 0, (0, time.monotonic())
+        self.next_agreement, self.interval, self.last = 0, 1, (0, time.monotonic())
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -47,7 +47,9 @@ class Interruption:
             torch.tensor([float(self.signal is not None), seconds], device=self.device)
         ).tolist()
         self.last = step, now
-        self.next_agreement = step + max(1, min(100, int(SECONDS_BETWEEN * world_size() / max(total, 1e-6))))
+        wanted = max(1, min(100, int(SECONDS_BETWEEN * world_size() / max(total, 1e-6))))
+        self.interval = min(wanted, 2 * self.interval)  # the first steps say little about the others
+        self.next_agreement = step + self.interval
         return bool(signalled > 0)
 
     def leave(self, message: str, *, speak: bool) -> NoReturn:
