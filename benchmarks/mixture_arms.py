@@ -124,9 +124,9 @@ def misfiled(t: Tensor, elsewhere: Tensor) -> Tensor:
 # Builders that need more than a seed.
 
 
-def root_loss(training: Training, seed: int) -> ks.TimestepSampler:
-    """Return root-loss importance sampling."""
-    return ks.RootLoss(seed=seed)
+def root_loss(training: Training, seed: int, *, weighted: bool = False) -> ks.TimestepSampler:
+    """Return root-loss importance sampling, told the weight of the loss or not."""
+    return ks.RootLoss(loss_weight=training.objective.weight if weighted else None, seed=seed)
 
 
 def progress(training: Training, seed: int, *, permuted: bool = False, **options: object) -> ks.TimestepSampler:
@@ -172,6 +172,8 @@ ARMS: dict[str, Arm] = {
     ),
     "logit-normal": Arm(lambda training, seed: ks.LogitNormal(seed=seed)),
     "min-SNR-5": Arm(uniform, weighting=ks.min_snr(5.0)),
+    "min-SNR-5, root-loss": Arm(partial(root_loss, weighted=True), weighting=ks.min_snr(5.0)),
+    "min-SNR-5, root-loss not told": Arm(root_loss, weighting=ks.min_snr(5.0)),
     "adaptive, bound": Arm(partial(adaptive, bound=True), sample_at_once=False, observe_at_once=False),
     "adaptive, loss": Arm(partial(adaptive, bound=False), sample_at_once=False, observe_at_once=False),
     "independent times": Arm(lambda training, seed: ks.Uniform(stratified=False, seed=seed)),
