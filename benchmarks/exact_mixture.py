@@ -30,6 +30,7 @@ from mixture_report import HEADER, LEGEND, Outcomes, as_record, as_text, rows_by
 from mixture_training import BATCH, Outcome, train
 
 SETTINGS = ("linear-2", "linear-8", "linear-32", "cosine-8", "flow-2", "flow-8", "flow-32")
+FURTHER_SETTINGS = ("cosine-2", "cosine-32")  # when asked for
 
 
 def prepare_process() -> None:
@@ -94,7 +95,8 @@ def parse() -> argparse.Namespace:
     """Return the arguments, checked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", nargs="+", default=list(DEFAULT), choices=list(ARMS), metavar="ARM")
-    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS, metavar="SETTING")
+    settings = SETTINGS + FURTHER_SETTINGS
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=settings, metavar="SETTING")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--processes", type=int, default=2)
