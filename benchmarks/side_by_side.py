@@ -41,8 +41,10 @@ def seconds_of(turn: Turn, device: torch.device) -> float:
 
 
 def ratio_of_speeds(base: list[float], other: list[float], digits: int = 3) -> str:
-    """Return the geometric mean of base / other over rounds and its 95 % interval."""
+    """Return the geometric mean of base / other over rounds and its 95 % interval, which one round does not give."""
     logs = [math.log(b / o) for b, o in zip(base, other, strict=True)]
+    if len(logs) == 1:
+        return f"{math.exp(logs[0]):.{digits}f} (one round)"
     mean, half = statistics.fmean(logs), 1.96 * statistics.stdev(logs) / math.sqrt(len(logs))
     value, low, high = (f"{math.exp(log):.{digits}f}" for log in (mean, mean - half, mean + half))
     return f"{value} ({low}, {high})"

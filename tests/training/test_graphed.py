@@ -1,6 +1,7 @@
 """What decides how steps are run, and what a recording depends on: none of it needs a GPU."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -113,7 +114,7 @@ def dynamo() -> Iterator[None]:
     """Let torch compile as in a new process, in any precision, and put its settings back."""
     for forget in (torch._dynamo.reset, torch._dynamo.utils.warn_once_cache.clear, forget_accelerators):
         forget()
-    with torch._dynamo.config.patch(suppress_errors=False):
+    with torch._dynamo.config.patch(suppress_errors=False, cache_size_limit=8):
         yield
     torch._dynamo.reset()
     forget_accelerators()
@@ -133,7 +134,9 @@ def take_steps(mode: str, num: int, **options: Any) -> list[torch.Tensor]:
 def compile_by(backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let networks that are compiled be so by this backend."""
     compile_ = torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compile_(module, backend=backend))
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda module, **options: compile_(module, backend=backend, **options)
+    )
 
 
 @pytest.mark.usefixtures("dynamo")
@@ -149,18 +152,52 @@ def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) 
     assert tried
 
 
-@pytest.mark.usefixtures("dynamo")
-def test_a_network_is_compiled_whole_and_without_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    graphs = []
+@dataclass
+class Compiled:
+    """What was compiled, and how often it was run."""
 
-    def keep(graph: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
-        graphs.append(graph)
-        return graph.forward
+    inputs: list[Sequence[Any]] = field(default_factory=list)  # of each graph
+    num_runs: int = 0
+
+
+@pytest.fixture
+def compiled(dynamo: None, monkeypatch: pytest.MonkeyPatch) -> Compiled:
+    """Let networks be compiled into code that counts its calls."""
+    found = Compiled()
+
+    def keep(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        found.inputs.append(example_inputs)
+
+        def run(*args: Any) -> Any:
+            found.num_runs += 1
+            return graph.forward(*args)
+
+        return run
 
     compile_by(keep, monkeypatch)
-    options = {"precision": "bf16", "network.multipliers": [1, 2]}  # where upsampling asks for torch's version
-    take_steps("compile", 1, **options)
-    assert len(graphs) == 1
+    return found
+
+
+IN_BF16 = {"precision": "bf16", "network.multipliers": [1, 2]}  # where upsampling asks for torch's version
+
+
+def test_a_network_is_compiled_whole_and_without_a_warning(
+    compiled: Compiled, caplog: pytest.LogCaptureFixture
+) -> None:
+    take_steps("compile", 1, **IN_BF16)
+    assert (len(compiled.inputs), compiled.num_runs) == (1, 1)
     assert "WON'T CONVERT" not in caplog.text
+
+
+def test_every_network_of_a_process_is_compiled_and_those_alike_once(compiled: Compiled) -> None:
+    for seed in range(10):  # more than torch would compile
+        take_steps("compile", 1, **IN_BF16, seed=seed)
+    assert compiled.num_runs == 10
+    assert len(compiled.inputs) == (1 if torch.__version__ >= (2, 11) else 10)  # earlier ones tell attention apart
+
+
+def test_each_batch_size_has_code_of_its_own(compiled: Compiled) -> None:
+    for batch_size in (16, 24):
+        take_steps("compile", 1, **IN_BF16, batch_size=batch_size)
+    assert compiled.num_runs == len(compiled.inputs) == 2
+    assert not any(isinstance(value, torch.SymInt) for inputs in compiled.inputs for value in inputs)

@@ -16,6 +16,7 @@ from kairostep.training.speed import choose_speed
 from kairostep.training.trainer import Trainer, warmed_up
 
 WAIT_FOR_LATENTS = timedelta(hours=24)  # while the first process encodes, the others wait
+MAX_COMPILED = 64  # networks in a process that do not share their code; torch's limit of 8 counts those gone, too
 
 
 def make_accelerator(config: Config) -> Accelerator:
@@ -46,11 +47,13 @@ def check_trackers(names: tuple[str, ...], accelerator: Accelerator) -> None:
 
 
 def compile_network(model: nn.Module) -> None:
-    """Compile a network where it is; what cannot be compiled runs as it is, and torch says so."""
-    torch._dynamo.config.suppress_errors = True
+    """Compile a network where it is, for each shape anew; what cannot be compiled runs as it is, and torch says so."""
+    settings = torch._dynamo.config
+    settings.suppress_errors = True
+    settings.cache_size_limit = max(settings.cache_size_limit, MAX_COMPILED)  # which torch now calls recompile_limit
     of_diffusers = "Dynamo detected a call to a `functools.lru_cache`-wrapped function at 'upsampling.py"
     warnings.filterwarnings("ignore", of_diffusers, UserWarning)  # it asks for torch's version there
-    model.compile()
+    model.compile(dynamic=False)
 
 
 def make_trainer(experiment: Experiment, accelerator: Accelerator) -> Trainer:

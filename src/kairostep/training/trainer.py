@@ -17,6 +17,7 @@ from kairostep.timesteps import Progress, Timesteps, TimestepSampler
 from kairostep.timesteps.probes import global_generators
 from kairostep.training.ema import EMA
 from kairostep.training.graphed import Graphs, ReplayedLosses, ReplayedUpdate
+from kairostep.training.precision import prepared
 
 log = logging.getLogger("kairostep")
 
@@ -75,8 +76,8 @@ class Trainer:
         device = self.accelerator.device
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         model.to(device, memory_format=self.memory_format)  # type: ignore[call-overload]
-        self.ema = EMA(model, ema_decay)  # before accelerate wraps the model's forward
-        self.model, self.optimizer = self.accelerator.prepare(model), optimizer
+        self.ema = EMA(model, ema_decay)  # before the model's forward has a precision of its own
+        self.model, self.optimizer = prepared(model, self.accelerator), optimizer
         self.scaler = self.accelerator.scaler or torch.amp.GradScaler(enabled=False)  # of fp16, else without effect
         self.network = self.accelerator.unwrap_model(self.model)  # without DDP: ranks may probe unequally often
         self.sampler = sampler.to(device)

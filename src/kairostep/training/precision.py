@@ -1,0 +1,42 @@
+"""Mixed precision within a network's forward, so that networks of the same structure are compiled once."""
+
+from collections.abc import Callable
+from functools import wraps
+from types import MethodType
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import convert_to_fp32
+from torch import nn
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def prepared(model: nn.Module, accelerator: Accelerator) -> nn.Module:
+    """Return what accelerate makes of a model, its autocast replaced by one that compiled code can share.
+
+    Accelerate's is an object of each model. Compiled code would be bound to it: every training in a process would
+    compile anew, until after eight times torch gives up compiling.
+    """
+    forward = model.forward
+    prepared_model: nn.Module = accelerator.prepare(model)
+    if accelerator.mixed_precision in DTYPES and isinstance(forward, MethodType):
+        options = accelerator.autocast_handler.to_kwargs() if accelerator.autocast_handler else {}
+        dtype = DTYPES[accelerator.mixed_precision]
+        model.forward = MethodType(under_autocast(forward.__func__, accelerator.device.type, dtype, options), model)
+    return prepared_model
+
+
+def under_autocast(
+    forward: Callable[..., Any], device_type: str, dtype: torch.dtype, options: dict[str, Any]
+) -> Callable[..., Any]:
+    """Return a forward that computes in a lower precision, and returns float32."""
+
+    @wraps(forward)
+    def lower_precision(*args: Any, **cond: Any) -> Any:
+        with torch.autocast(device_type, dtype=dtype, **options):
+            output = forward(*args, **cond)
+        return convert_to_fp32(output)
+
+    return lower_precision
