@@ -21,7 +21,7 @@ def prepared(model: nn.Module, accelerator: Accelerator) -> nn.Module:
     """
     forward = model.forward
     prepared_model: nn.Module = accelerator.prepare(model)
-    if accelerator.mixed_precision in DTYPES and isinstance(forward, MethodType):
+    if accelerator.native_amp and accelerator.mixed_precision in DTYPES and isinstance(forward, MethodType):
         options = accelerator.autocast_handler.to_kwargs() if accelerator.autocast_handler else {}
         dtype = DTYPES[accelerator.mixed_precision]
         model.forward = MethodType(under_autocast(forward.__func__, accelerator.device.type, dtype, options), model)

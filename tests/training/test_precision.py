@@ -1,0 +1,80 @@
+"""Mixed precision within a network's forward: what accelerate's own would give, in copies of the network too."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.utils import AutocastKwargs
+from accelerators import forget_accelerators
+from torch import Tensor, nn
+
+from kairostep.training.precision import prepared
+
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Network(nn.Module):
+    """A product of matrices, which autocast lowers, and the precision that it had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 8)
+        self.precisions: list[torch.dtype] = []
+
+    def forward(self, x: Tensor, time: Tensor | None = None) -> tuple[Tensor]:
+        """Return the product."""
+        product = self.linear(x)
+        self.precisions.append(product.dtype)
+        return (product,)
+
+
+@pytest.fixture(autouse=True)
+def _any_precision() -> Iterator[None]:
+    forget_accelerators()
+    yield
+    forget_accelerators()
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
+def test_a_network_computes_as_accelerate_has_it(precision: str) -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision=precision)
+    ours, theirs = prepared(Network(), accelerator), accelerator.prepare(Network())
+    (found,), (expected,) = ours(X), theirs(X, time=None)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+    assert ours.precisions == theirs.precisions
+    (again,) = ours.forward(X)  # as probes call it
+    assert torch.equal(again, expected)
+
+
+def test_a_copy_computes_with_its_own_weights() -> None:
+    network = prepared(Network(), Accelerator(cpu=True, mixed_precision="bf16"))
+    other = copy.deepcopy(network)
+    nn.init.zeros_(other.linear.weight)
+    nn.init.zeros_(other.linear.bias)
+    assert other(X)[0].count_nonzero() == 0
+    assert network(X)[0].count_nonzero()
+
+
+def test_autocast_is_as_the_accelerator_asks() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16", kwargs_handlers=[AutocastKwargs(enabled=False)])
+    network = prepared(Network(), accelerator)
+    network(X)
+    assert network.precisions == [torch.float32]
+
+
+def test_accelerate_takes_its_wrapper_off_as_ever() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    network = accelerator.unwrap_model(prepared(Network(), accelerator), keep_fp32_wrapper=False)
+    assert network(X)[0].dtype == torch.float32
+    assert network.precisions == [torch.float32]
+
+
+def test_a_forward_that_is_no_method_is_left_to_accelerate() -> None:
+    network: Any = Network()
+    network.forward = lambda x: network.linear(x)
+    assert prepared(network, Accelerator(cpu=True, mixed_precision="bf16"))(X).dtype == torch.float32
