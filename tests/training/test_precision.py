@@ -76,5 +76,6 @@ def test_accelerate_takes_its_wrapper_off_as_ever() -> None:
 
 def test_a_forward_that_is_no_method_is_left_to_accelerate() -> None:
     network: Any = Network()
-    network.forward = lambda x: network.linear(x)
-    assert prepared(network, Accelerator(cpu=True, mixed_precision="bf16"))(X).dtype == torch.float32
+    network.forward = lambda x: Network.forward(network, x)
+    assert prepared(network, Accelerator(cpu=True, mixed_precision="bf16"))(X)[0].dtype == torch.float32
+    assert network.precisions == [torch.bfloat16]
