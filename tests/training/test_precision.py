@@ -1,7 +1,7 @@
 """Mixed precision within a network's forward: what accelerate's own would give, in copies of the network too."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -72,6 +72,37 @@ def test_accelerate_takes_its_wrapper_off_as_ever() -> None:
     network = accelerator.unwrap_model(prepared(Network(), accelerator), keep_fp32_wrapper=False)
     assert network(X)[0].dtype == torch.float32
     assert network.precisions == [torch.float32]
+
+
+@pytest.mark.parametrize("prepare_before", [prepared, lambda model, accelerator: accelerator.prepare(model)])
+def test_what_was_prepared_before_is_not_wrapped_again(prepare_before: Callable[..., nn.Module]) -> None:
+    accelerator, network = Accelerator(cpu=True, mixed_precision="bf16"), Network()
+    original = network.forward
+    for _ in range(3):
+        prepare_before(network, accelerator)
+    assert prepared(network, accelerator) is network
+    assert network.forward.__wrapped__ is original.__func__
+    network(X)
+    assert network.precisions == [torch.bfloat16]
+
+
+def test_compiled_code_is_what_it_was_with_accelerates_own() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    calls: list[list[str]] = []
+
+    def keep(graph: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+        calls.append([str(node.target) for node in graph.graph.nodes if node.op.startswith("call")])
+        return graph.forward
+
+    for prepare in (prepared, lambda model, accelerator: accelerator.prepare(model)):
+        torch._dynamo.reset()
+        network = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 8))
+        prepare(network, accelerator)
+        network.compile(backend=keep)
+        network(X).sum().backward()
+    ours, theirs = calls
+    assert ours == theirs
+    assert len(ours) > 4
 
 
 def test_a_forward_that_is_no_method_is_left_to_accelerate() -> None:

@@ -19,11 +19,12 @@ def prepared(model: nn.Module, accelerator: Accelerator) -> nn.Module:
     Accelerate's is an object of each model. Compiled code would be bound to it: every training in a process would
     compile anew, until after eight times torch gives up compiling.
     """
-    forward = model.forward
+    forward = model.__dict__.get("_original_forward", model.forward)  # where accelerate keeps it of one prepared before
     prepared_model: nn.Module = accelerator.prepare(model)
     if accelerator.native_amp and accelerator.mixed_precision in DTYPES and isinstance(forward, MethodType):
         options = accelerator.autocast_handler.to_kwargs() if accelerator.autocast_handler else {}
         dtype = DTYPES[accelerator.mixed_precision]
+        model._original_forward = forward  # type: ignore[assignment]
         model.forward = MethodType(under_autocast(forward.__func__, accelerator.device.type, dtype, options), model)
     return prepared_model
 
