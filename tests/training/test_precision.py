@@ -74,12 +74,14 @@ def test_accelerate_takes_its_wrapper_off_as_ever() -> None:
     assert network.precisions == [torch.float32]
 
 
-@pytest.mark.parametrize("prepare_before", [prepared, lambda model, accelerator: accelerator.prepare(model)])
-def test_what_was_prepared_before_is_not_wrapped_again(prepare_before: Callable[..., nn.Module]) -> None:
+@pytest.mark.parametrize("by_accelerate", [False, True])
+def test_what_was_prepared_before_is_not_wrapped_again(by_accelerate: bool) -> None:
     accelerator, network = Accelerator(cpu=True, mixed_precision="bf16"), Network()
     original = network.forward
-    for _ in range(3):
-        prepare_before(network, accelerator)
+    if by_accelerate:
+        accelerator.prepare(network)
+    for _ in range(2):
+        prepared(network, accelerator)
     assert prepared(network, accelerator) is network
     assert network.forward.__wrapped__ is original.__func__
     network(X)
