@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -75,16 +76,20 @@ def test_accelerate_takes_its_wrapper_off_as_ever() -> None:
 
 
 @pytest.mark.parametrize("by_accelerate", [False, True])
-def test_what_was_prepared_before_is_not_wrapped_again(by_accelerate: bool) -> None:
+def test_what_was_prepared_before_is_left_as_it_is(by_accelerate: bool) -> None:
     accelerator, network = Accelerator(cpu=True, mixed_precision="bf16"), Network()
-    original = network.forward
-    if by_accelerate:
-        accelerator.prepare(network)
-    for _ in range(2):
-        prepared(network, accelerator)
+    accelerator.prepare(network) if by_accelerate else prepared(network, accelerator)
+    inner, calls = network.forward, []
+
+    def counted(self: Network, x: Tensor) -> tuple[Tensor]:
+        calls.append(self)
+        return inner(x)
+
+    network.forward = before = MethodType(counted, network)  # what a user did to it since
     assert prepared(network, accelerator) is network
-    assert network.forward.__wrapped__ is original.__func__
+    assert network.forward is before
     network(X)
+    assert calls == [network]
     assert network.precisions == [torch.bfloat16]
 
 

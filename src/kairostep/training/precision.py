@@ -17,14 +17,15 @@ def prepared(model: nn.Module, accelerator: Accelerator) -> nn.Module:
     """Return what accelerate makes of a model, its autocast replaced by one that compiled code can share.
 
     Accelerate's is an object of each model. Compiled code would be bound to it: every training in a process would
-    compile anew, until after eight times torch gives up compiling.
+    compile anew, until after eight times torch gives up compiling. A model prepared before is left as it is.
     """
-    forward = model.__dict__.get("_original_forward", model.forward)  # where accelerate keeps it of one prepared before
+    if getattr(model, "_is_accelerate_prepared", False):  # accelerate's own mark
+        return model
+    forward = model.forward
     prepared_model: nn.Module = accelerator.prepare(model)
     if accelerator.native_amp and accelerator.mixed_precision in DTYPES and isinstance(forward, MethodType):
         options = accelerator.autocast_handler.to_kwargs() if accelerator.autocast_handler else {}
         dtype = DTYPES[accelerator.mixed_precision]
-        model._original_forward = forward  # type: ignore[assignment]
         model.forward = MethodType(under_autocast(forward.__func__, accelerator.device.type, dtype, options), model)
     return prepared_model
 
