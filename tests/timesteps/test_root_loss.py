@@ -20,7 +20,8 @@ class Reference:
     def __init__(self, num_bins=20, decay=0.99, floor=0.1, *, warmup=40, refresh=10, gate=0.95) -> None:
         self.num_bins, self.decay, self.floor = num_bins, decay, floor
         self.warmup, self.refresh, self.gate = warmup, refresh, gate
-        self.moment, self.num_drawn, self.num_observed = [0.0] * num_bins, [0] * num_bins, 0
+        self.total, self.weight = [0.0] * num_bins, [0.0] * num_bins
+        self.num_drawn, self.num_observed = [0] * num_bins, 0
         self.mass = [1 / num_bins] * num_bins
 
     def observe(self, t: Tensor, weighted_losses: Tensor) -> None:
@@ -29,20 +30,22 @@ class Reference:
         for time, loss in zip(t.tolist(), weighted_losses.tolist(), strict=True):
             if math.isfinite(loss):
                 squares[math.floor(time * self.num_bins)].append(loss**2)
-        for k, square in enumerate(squares):
-            if square:
-                kept = self.decay ** len(square)
-                self.moment[k] = kept * self.moment[k] + (1 - kept) * sum(square) / len(square)
-                self.num_drawn[k] += len(square)
         self.num_observed += 1
+        by_time = ((self.num_observed - 1) / self.num_observed) ** 3  # step j counts (j / n)**3 at step n
+        for k, square in enumerate(squares):
+            by_number = self.decay ** len(square)
+            self.total[k] *= by_time * by_number
+            self.weight[k] *= by_time * by_number
+            if square:
+                self.total[k] += (1 - by_number) * sum(square) / len(square)
+                self.weight[k] += 1 - by_number
+                self.num_drawn[k] += len(square)
         if self.num_observed >= self.warmup and self.num_observed % self.refresh == 0:
             self.mass = self.refreshed()
 
     def refreshed(self) -> list[float]:
         """Return the mass that the moments ask for."""
-        known = {
-            k: m / (1 - self.decay**n) for k, (m, n) in enumerate(zip(self.moment, self.num_drawn, strict=True)) if n
-        }
+        known = {k: self.total[k] / self.weight[k] for k, num in enumerate(self.num_drawn) if num}
         root = [known.get(k, max(known.values())) ** 0.25 for k in range(self.num_bins)]
         q = [r / sum(root) for r in root]
         if 1 / (self.num_bins * sum(p**2 for p in q)) > self.gate:
@@ -136,6 +139,45 @@ def test_density_is_uniform_in_warmup_and_constant_between_refreshes() -> None:
     changed = [step for step in range(1, 41) if not torch.equal(masses[step], masses[step - 1])]
     assert changed == [15, 20, 25, 30, 35, 40]
     assert_close(masses[14], torch.full((10,), 0.1))
+
+
+@pytest.mark.parametrize("num_rows", [4, 8, 16, 64, 128, 256])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_large_losses_of_the_first_steps_are_forgotten_within_60_steps(num_rows: int, seed: int) -> None:
+    sampler = ks.RootLoss(seed=seed)
+    for step in range(80):
+        t = sampler.sample(torch.zeros(num_rows, 1)).t
+        show(sampler, t, torch.ones_like(t) if step < 20 else 0.02 + 0.3 * (1 - t) ** 6)
+    assert bool((sampler.mass()[0] > 1.5 * sampler.mass()[10:]).all())
+
+
+def test_old_losses_fade_no_faster_later_than_the_decay_has_it() -> None:
+    sampler, without = eager(1), 0.0
+    for step in range(4000):
+        loss = float(step % 7)
+        show(sampler, torch.tensor([0.5]), torch.tensor([loss]))
+        without = 0.99 * without + 0.01 * loss**2
+    assert_close(float(sampler.squares.read()), without, rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("num_bins", [1, 3, 7, 20, 41, 1000])
+def test_weights_are_exactly_one_while_draws_are_uniform(num_bins: int) -> None:
+    sampler = ks.RootLoss(num_bins, floor=0.3)
+    assert set(sampler.sample(torch.zeros(64, 1)).weight.tolist()) == {1.0}
+    sampler = taught(torch.ones_like, num_bins=num_bins, floor=0.3)  # behind the gate
+    assert set(sampler.sample(torch.zeros(64, 1)).weight.tolist()) == {1.0}
+
+
+def test_a_state_of_version_0_1_goes_on_from_the_same_density() -> None:
+    sampler = taught(skewed, num_steps=60)
+    state = sampler.state_dict()
+    share_seen = 1 - 0.99 ** state["squares.num_seen"][:-1].float()  # what version 0.1 divided by
+    mean = state.pop("squares.total") / state.pop("squares.weight") * share_seen
+    resumed = ks.RootLoss()
+    resumed.load_state_dict({**state, "squares.mean": mean})
+    assert_close(resumed.learned(), sampler.learned())
+    show(resumed, centres(20), skewed(centres(20)))
+    assert_close(resumed.learned(), sampler.learned(), rtol=0.02, atol=0)
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])

@@ -21,19 +21,20 @@ class DrawTable(nn.Module):
         super().__init__()
         self.beta = beta
         self.register_buffer("rows", torch.zeros(4, num_bins, dtype=torch.float32))
-        self.set(torch.ones(num_bins))
+        self.set(self.rows.new_ones(num_bins))
 
     @torch.no_grad()
     def set(self, mass: Tensor) -> None:
         """Draw from this mass (K,) from now on, unless it is not finite."""
         num_bins = len(mass)
-        mass = mass / mass.sum()
-        end = mass.cumsum(0)
+        flat = (mass == mass[0]).all()
+        relative = torch.where(flat, 1.0, num_bins * mass / mass.sum())  # density over uniform's: exactly 1 where flat
+        end = relative.cumsum(0)
         end = end / end[-1]  # exactly 1 at last, so that no u falls beyond
         end_t = torch.arange(1, num_bins + 1, device=mass.device) / num_bins
-        slope = 1 / (num_bins * mass)
+        slope = 1 / relative
         weight = slope**self.beta
-        rows = torch.stack([end, end_t, slope, weight / (mass * weight).sum()])
+        rows = torch.stack([end, end_t, slope, weight / (relative * weight).mean()])
         self.rows.copy_(torch.where(rows.isfinite().all(), rows, self.rows))
 
     def mass(self) -> Tensor:

@@ -16,6 +16,7 @@ from kairostep.timesteps.fixed import UNBIASED_FLOOR, LogSNR
 from kairostep.timesteps.histogram import bin_index, rebin, with_floor
 from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, TimestepSampler, draw, learns_from_step
 
+FORGETTING = 3.0  # losses of step j count (j / n)**3 as much as those of step n
 MAX_LOG_SNR = 20.0  # of bins: beyond, a process is as good as at its end
 
 
@@ -28,7 +29,8 @@ class RootLoss(TableSampler):
 
     loss_weight: the function of t that the shown losses were multiplied by (`objective.weight`); None where they were
         not. Draws then follow the weight times the root of the bare loss.
-    decay: of the running mean square of the losses, per loss in a bin.
+    decay: of the running mean square of the losses, per loss in a bin. Beside it, losses of step j count (j / n)**3 as
+        much as those of step n: the large ones of the first steps fade soon at any batch size.
     refresh: steps between changes of the density.
     gate: uniform where the density's effective share of bins, 1 / (K sum q**2), is above it.
     """
@@ -63,8 +65,9 @@ class RootLoss(TableSampler):
     @torch.no_grad()
     def record(self, t: Tensor, losses: Tensor) -> None:
         """Take in the losses (B,) at t (B,), and change the density if it is time."""
-        self.squares.add(t, losses if self.loss_weight is None else losses * self.loss_weight(t))
         num_steps = self.steps.advance()
+        keep = (1 - 1 / num_steps) ** FORGETTING
+        self.squares.add(t, losses if self.loss_weight is None else losses * self.loss_weight(t), keep)
         if num_steps >= self.warmup and num_steps % self.refresh == 0:
             self.table.set(with_floor(self.learned(), self.floor))
 
