@@ -43,6 +43,7 @@ from kairostep.training.directory import provenance
 
 ARMS: dict[str, tuple[str, ...]] = {
     "uniform": ("--sampler=uniform",),
+    "uniform-256": ("--sampler=uniform", "--batch_size=256"),
     "root_loss": ("--sampler=root_loss",),
     "root_loss-pairs": ("--sampler=root_loss", "--pairs=true"),
     "root_loss-pairs-stable_target": ("--sampler=root_loss", "--pairs=true", "--stable_target=256"),
@@ -54,7 +55,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "logit_normal": ("--sampler=logit_normal",),
     "speed": ("--sampler=speed",),
 }
-VARIED = {"sampler", "weighting", "pairs", "stable_target"}  # settings in which arms may differ
+VARIED = {"sampler", "weighting", "pairs", "stable_target", "batch_size", "learning_rate"}  # settings in which arms may differ
 NOT_KEPT = ("output", "cache", "resume", "seed")  # of a config: places, and what the log's name says
 PLACES = ("path", "folder")  # options of data of which only the name is kept
 HELD_OUT_IMAGES = 2048
@@ -68,6 +69,7 @@ class Task:
     config: Config  # every default filled in
     folder: Path  # of the arm
     num_generated: int  # images for FID, 0 for none
+    fid_every: int  # steps between measurements of FID before the last one, 0 for none
 
     @property
     def log(self) -> Path:
@@ -97,7 +99,7 @@ def make_tasks(arguments: argparse.Namespace, settings: Sequence[str]) -> list[T
             changes = [*usual, *ARMS[arm], *settings, f"--seed={seed}"]
             config = resolved(with_overrides(preset(arguments.preset), changes))
             folder = arguments.output / f"{arguments.preset}-{arguments.process}" / arm
-            tasks.append(Task(arm, config, folder, num_generated))
+            tasks.append(Task(arm, config, folder, num_generated, arguments.fid_every))
             check(tasks[-1])
     return tasks
 
@@ -132,7 +134,7 @@ def perform(task: Task, judge: Judge | None, scratch: Path, facts: Mapping[str, 
     begun = time.monotonic()
     directory = scratch / task.folder.parent.name / task.arm / f"seed-{task.config.seed}"
     run = Run(replace(task.config, output=str(directory)))
-    run.examiner = CloserExaminer(run)
+    run.examiner = CloserExaminer(run, judge, task.fid_every)
     held_out, device, data = run.examiner.held_out, run.accelerator.device, run.data
     print(f"\n{task.arm}, seed {task.config.seed}: {run.description}", flush=True)
     run.train()
@@ -230,6 +232,7 @@ def main() -> None:
     run.add_argument("--inception", type=Path, help="file of the network; without it there is no FID")
     run.add_argument("--inception_sha256", default=INCEPTION_SHA256, help="of another file than the usual one")
     run.add_argument("--num_generated", type=int, default=5120, help="images for FID")
+    run.add_argument("--fid_every", type=int, default=0, help="steps between measurements of FID before the last one")
     run.add_argument("--time-budget", type=float, default=math.inf, help="seconds; no run starts that would end later")
     run.add_argument("--scratch", type=Path, help="folder for run directories while they are needed (a temporary one)")
     run.add_argument("--commit", help="of the code, where it runs outside its repository")

@@ -37,8 +37,9 @@ GENERATION_STEPS = 50
 class CloserExaminer(Examiner):
     """Sees each held-out image several times, and measures the error of the noise whatever is predicted."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, judge: "Judge | None", fid_every: int) -> None:
         super().__init__(run.experiment, run.trainer.ema.model, run.accelerator)
+        self.trainer, self.judge, self.fid_every = run.trainer, judge, fid_every
         if self.held_out is None:
             raise ValueError(f"data must have a held-out part, got {run.config.data.name} without: name other data")
         self.draws = list(paired_draws(self.held_out[0], CHECKPOINT_BINS, SAMPLE_SEED))  # made once: costly on the host
@@ -67,7 +68,23 @@ class CloserExaminer(Examiner):
             )
         found = {"loss": mean_and_error(loss), "epsilon_mse": mean_and_error(epsilon_mse)}
         found["bits_per_dim"] = (bound.total.value, bound.total.error)
+        step = self.trainer.step_number
+        if self.judge is not None and self.fid_every and step % self.fid_every == 0 and step < self.config.steps:
+            distance = self.judge.fid(self._trained(), self.accelerator.device)
+            found["fid"] = (distance.value, distance.error)
         return {f"{name}{part}": pair[i] for name, pair in found.items() for i, part in enumerate(("", "_error"))}
+
+    @property
+    def config(self) -> Config:
+        """The settings of the run."""
+        return self.experiment.config
+
+    def _trained(self) -> Trained:
+        """Return the averaged weights as they are now."""
+        parts, shape = self.experiment, self.experiment.dataset.shape
+        model = (parts.process, parts.prediction, parts.objective, self.model, shape, parts.num_classes)
+        clip = self.config.autoencoder is None
+        return Trained(self.config, *model, parts.to_pixels, clip, Path(), self.trainer.step_number, "ema", "")
 
     def _losses(self, plain: Objective, t: Tensor, noise: Tensor) -> Tensor:
         x0, labels = self.held_out
