@@ -55,7 +55,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "logit_normal": ("--sampler=logit_normal",),
     "speed": ("--sampler=speed",),
 }
-VARIED = {"sampler", "weighting", "pairs", "stable_target", "batch_size", "learning_rate"}  # settings in which arms may differ
+VARIED = {"sampler", "weighting", "pairs", "stable_target", "batch_size"}  # settings in which arms may differ
 NOT_KEPT = ("output", "cache", "resume", "seed")  # of a config: places, and what the log's name says
 PLACES = ("path", "folder")  # options of data of which only the name is kept
 HELD_OUT_IMAGES = 2048
