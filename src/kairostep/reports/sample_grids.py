@@ -36,6 +36,7 @@ class GridsOfRun:
     key: str
     name: str
     arm: str
+    settings: str
     file_name: str
     grids: list[Grid]
 
@@ -45,11 +46,12 @@ def sample_grids(runs: Sequence[ShownRun]) -> list[GridsOfRun]:
     chosen = [(run, _spread(run.history.grids)) for run in runs]
     num = sum(len(paths) for _, paths in chosen)
     limit = PAGE_BYTES // max(1, num)
-    return [
-        GridsOfRun(run.key, run.name, run.arm, _file_name(run.name), [_grid(path, limit) for path in paths])
-        for run, paths in chosen
-        if paths
-    ]
+    found = []
+    for run, paths in chosen:
+        grids = [_grid(path, limit) for path in paths]
+        if grids:
+            found.append(GridsOfRun(run.key, run.name, run.arm, run.settings, _file_name(run.name), grids))
+    return found
 
 
 def _spread(paths: Sequence[Path]) -> list[Path]:
