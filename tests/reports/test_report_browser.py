@@ -89,6 +89,32 @@ def test_dark_and_on_a_phone_too(options: dict[str, Any], browser: Any, report: 
     page.close()
 
 
+@pytest.mark.parametrize("width", [1400, 390])
+def test_the_results_need_no_scrolling_sideways(width: int, browser: Any, report: Path) -> None:
+    page = OpenPage(browser, report, viewport={"width": width, "height": 900})
+    assert page.ask("(p => p.scrollWidth <= p.clientWidth)(document.querySelector('#results .scroll'))")
+    cells = "[...document.querySelectorAll('#results-table tr:not(.seed) td:not(.missing)')]"
+    outside = f"{cells}.filter(cell => cell.getBoundingClientRect().right > innerWidth || !cell.offsetHeight).length"
+    assert page.ask(f"{cells}.length") > 30
+    assert page.ask(outside) == 0
+    named = "getComputedStyle(document.querySelector('#results-table td'), '::before').content"
+    assert (page.ask(named) == '"held-out loss"') == (width == 390)  # where there is no heading above it
+    tops = page.ask("['samples', 'results', 'figure-0'].map(id => document.getElementById(id).offsetTop)")
+    assert tops.index(max(tops)) == 2
+    assert (tops[0] < tops[1]) == (width == 390)
+    page.close()
+
+
+def test_settings_are_in_tooltips(opened: OpenPage) -> None:
+    told = opened.page.locator("#results-table tr.seed th").first.get_attribute("title")
+    assert "sampler: uniform" in told
+    assert "learning_rate: 0.0002" in told
+    for place in ("nav .chip", "#samples figcaption", "#configurations summary"):
+        assert "uniform" in opened.page.locator(place).first.get_attribute("title")
+    caption = opened.page.locator("#figure-0 ~ .figure figcaption", has_text="adaptive-0").first
+    assert "num_selected 3" in caption.get_attribute("title")
+
+
 def test_the_theme_can_be_switched(opened: OpenPage) -> None:
     tick = "getComputedStyle(document.querySelector('.xtick text')).fill"
     before = opened.ask(tick)
