@@ -1,6 +1,9 @@
 """A config from presets, YAML and the command line, and back; whatever is wrong with it is told by name."""
 
+import os
+import threading
 from dataclasses import fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ import pytest
 import yaml
 
 from kairostep.experiments import PRESETS, Component, Config, preset
+from kairostep.experiments.command_line import configure
 from kairostep.experiments.config import LATER, NAMES, differences, from_dict, load, to_dict, with_overrides
 
 PLAIN = Config()
@@ -152,6 +156,53 @@ def test_a_file_that_is_no_config_is_refused(text: str, message: str, tmp_path: 
         load(path)
     with pytest.raises(ValueError, match=r"--config must be a readable YAML file, got '.*missing.yaml'"):
         load(tmp_path / "missing.yaml")
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in pairwise("abcdefghij")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BOMB, "it holds more than 200,000 characters once its aliases are written out"),
+        ("sampler: &a {name: uniform, a: *a}", "an alias stands within what it stands for"),
+        ("sampler: " + "[" * 100_000, "it is nested more than 32 levels deep"),
+        ("sampler: " + "x" * 300_000, "it is larger than 200,000 bytes"),
+        ("seed: 2001-99-99", "a value is not of its kind"),
+        ("seed: 0x" + "f" * 1000, "a number has more than 400 digits"),
+    ],
+)
+def test_a_file_without_end_is_refused_by_name(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "some.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"--config must be a readable YAML file, got '.*some\.yaml': .*{message}"):
+        load(path)
+
+
+@pytest.mark.parametrize("value", ["{" + BOMB.replace("\n", ", ") + "}", "&a [*a]", "[" * 100_000, "2001-99-99"])
+def test_a_value_without_end_is_refused_by_name(value: str) -> None:
+    with pytest.raises(ValueError, match="--sampler must be a YAML value, got"):
+        with_overrides(PLAIN, [f"--sampler={value}"])
+
+
+def test_a_file_cut_short_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("steps: 3\nbetas:\n- 0.9\n")
+    with pytest.raises(ValueError, match=rf"betas must be a list, .* got \[0\.9\] \(in {path}\)"):
+        load(path)
+
+
+def test_a_config_comes_out_of_a_pipe_where_it_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="it is no regular file"):
+        load(path)
+    writer = threading.Thread(target=path.write_text, args=["steps: 3"])
+    writer.start()
+    assert configure(None, path, []).steps == 3  # as --config <(command) gives it
+    writer.join()
 
 
 def test_differences_name_what_decides_the_weights() -> None:

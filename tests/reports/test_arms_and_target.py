@@ -23,14 +23,15 @@ def read(*directories: Path) -> list[Arm]:
 
 
 def test_runs_that_differ_in_their_seed_alone_are_one_arm(tmp_path: Path) -> None:
-    made = [make_run(tmp_path / f"r{i}", "root_loss", i, evaluate_every=100 + 100 * i) for i in range(3)]
+    made = [make_run(tmp_path / f"mine-{i}", "root_loss", i, evaluate_every=100 + 100 * i) for i in range(3)]
     (arm,) = read(*made)
-    assert arm.name == "root_loss"
-    assert [run.name for run in arm.runs] == [f"root_loss · seed {i}" for i in range(3)]
+    assert arm.name == "mine"
+    assert [run.name for run in arm.runs] == [f"mine-{i}" for i in range(3)]
+    assert [run.short for run in arm.runs] == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize(
-    ("settings", "names"),
+    ("settings", "parted"),
     [
         ([{"sampler": "adaptive"}, {}], ["uniform", "adaptive"]),
         ([{"weighting": "min_snr"}, {}], ["constant", "min_snr"]),
@@ -43,17 +44,55 @@ def test_runs_that_differ_in_their_seed_alone_are_one_arm(tmp_path: Path) -> Non
         ([{"network": {"name": "unet", "channels": n}} for n in (8, 16)], ["channels 8", "channels 16"]),
     ],
 )
-def test_arms_are_named_by_what_differs_and_the_baseline_comes_first(
-    settings: list[dict[str, Any]], names: list[str], tmp_path: Path
+def test_arms_say_what_differs_and_the_baseline_comes_first(
+    settings: list[dict[str, Any]], parted: list[str], tmp_path: Path
 ) -> None:
     arms = read(*(make_run(tmp_path / f"r{i}", **chosen) for i, chosen in enumerate(settings)))
-    assert [arm.name for arm in arms] == names
+    assert [arm.settings for arm in arms] == parted
+    for arm in arms:
+        assert [arm.name, arm.runs[0].name] == [arm.first.directory.name] * 2
+        assert arm.runs[0].settings.splitlines()[0] == arm.settings
     assert [arm.baseline for arm in arms] == [True] + [False] * (len(arms) - 1)
 
 
 def test_the_same_run_twice_is_told_apart(tmp_path: Path) -> None:
     (arm,) = read(make_run(tmp_path / "one"), make_run(tmp_path / "two"))
-    assert [run.name for run in arm.runs] == ["uniform · one", "uniform · two"]
+    assert [run.name for run in arm.runs] == [run.short for run in arm.runs] == ["one", "two"]
+
+
+def test_a_tooltip_has_the_settings_and_the_folder(tmp_path: Path) -> None:
+    (arm,) = read(make_run(tmp_path / "run", "adaptive", 7, options={"floor": 0.2}))
+    lines = arm.runs[0].settings.splitlines()
+    assert lines[1:3] == ["sampler: adaptive, num_selected 3, every 40, floor 0.2", "weighting: constant"]
+    assert lines[-2:] == ["seed: 7", str(tmp_path / "run")]
+
+
+@pytest.mark.parametrize(
+    ("folders", "seeds", "names", "arm"),
+    [
+        (["uniform-0", "uniform-1"], [0, 1], ["uniform-0", "uniform-1"], "uniform"),
+        (["uniform-seed10", "uniform-seed11"], [10, 11], ["uniform-seed10", "uniform-seed11"], "uniform"),
+        (["digits-adaptive", "digits-adaptive-seed=3"], [0, 3], None, "digits-adaptive"),
+        (["runs-0", "runs-1"], [0, 1], None, "runs"),
+        (["cold1", "cold2"], [0, 1], None, "cold"),
+        (["x-1-a", "x-1-b"], [0, 1], None, "x-1"),
+        (["warm/seed-0", "warm/seed-1"], [0, 1], ["seed-0", "seed-1"], "warm"),
+        (["a/run", "b/run"], [0, 1], ["a/run", "b/run"], "a/run and 1 more"),
+        (["another", "a-run"], [0, 1], None, "runs"),
+    ],
+)
+def test_runs_and_arms_are_named_by_their_folders(
+    folders: list[str], seeds: list[int], names: list[str] | None, arm: str, tmp_path: Path
+) -> None:
+    made = [make_run(tmp_path / "runs" / folder, seed=seed) for folder, seed in zip(folders, seeds, strict=True)]
+    (found,) = read(*made)
+    assert [run.name for run in found.runs] == (names or folders)
+    assert found.name == arm
+
+
+def test_no_two_arms_have_one_name(tmp_path: Path) -> None:
+    made = [make_run(tmp_path / f"x-{i}", seed=i) for i in range(2)] + [make_run(tmp_path / "x", "adaptive")]
+    assert len({arm.name for arm in read(*made)}) == 2
 
 
 def test_differences_and_devices_are_told(tmp_path: Path) -> None:
@@ -123,9 +162,9 @@ def test_runs_on_another_task_are_not_compared(tmp_path: Path) -> None:
     )
     table = results_table(arms)
     cells = {block.arm: block.rows[0].cells[2] for block in table.blocks}
-    assert cells["uniform · cosine"] == "\u2013"
-    assert "differ from the baseline's: uniform · cosine." in table.notes[1]
-    assert "Measured by the mean of the baseline's seeds where it lacks theirs: speed" in table.notes[2]
+    assert cells["b"] == "\u2013"
+    assert "differ from the baseline's: b." in table.notes[1]
+    assert "Measured by the mean of the baseline's seeds where it lacks theirs: c" in table.notes[2]
 
 
 def test_intervals_are_those_of_student() -> None:

@@ -26,7 +26,6 @@ def test_held_out_curves_are_those_of_the_files(runs: list[Path], page: Path) ->
         panels = figure_of(page, title)["panels"]
         assert [panel["x"]["title"] for panel in panels] == ["seconds of training", "steps", "network evaluations"]
         for directory in runs:
-            sampler, seed = directory.name.split("-")
             lines = [line for line in lines_of(directory) if "held_out" in line]
             costs = [
                 [line["seconds"] for line in lines],
@@ -34,7 +33,7 @@ def test_held_out_curves_are_those_of_the_files(runs: list[Path], page: Path) ->
                 [line["training_evaluations"] + line["probe_evaluations"] for line in lines],
             ]
             for panel, cost in zip(panels, costs, strict=True):
-                (curve,) = [c for c in panel["curves"] if c["group"] == keys[f"{sampler} · seed {seed}"]]
+                (curve,) = [c for c in panel["curves"] if c["group"] == keys[directory.name]]
                 assert curve["x"] == cost
                 assert curve["y"] == [line["held_out"][name] for line in lines]
                 assert curve["errors"] == [line["held_out"][f"{name}_error"] for line in lines]
@@ -56,14 +55,14 @@ def test_curves_of_training_are_those_of_the_files(
 ) -> None:
     lines = lines_of(runs[0])
     curve = figure_of(page, title)["panels"][panel]["curves"][-2]  # adaptive, seed 0: after the baseline
-    assert curve["name"] == "adaptive · seed 0"
+    assert curve["name"] == "adaptive-0"
     assert curve["x"] == [line["step"] for line in lines]
     assert curve["y"] == pytest.approx([value(line) for line in lines], rel=1e-12)
 
 
 def test_densities_are_those_of_the_files(runs: list[Path], page: Path) -> None:
     lines = [line for line in lines_of(runs[0]) if "density" in line]
-    (heat,) = [p["heat"] for p in figure_of(page, "Where the draws go")["panels"] if p["title"] == "adaptive · seed 0"]
+    (heat,) = [p["heat"] for p in figure_of(page, "Where the draws go")["panels"] if p["title"] == "adaptive-0"]
     assert heat["x"] == [line["step"] for line in lines]
     for i, line in enumerate(lines):
         assert [row[i] for row in heat["z"]] == pytest.approx(line["density"], rel=1e-5)
@@ -85,7 +84,7 @@ def test_a_weighting_without_weights_on_file_is_told(tmp_path: Path) -> None:
     lines = [{k: v for k, v in line.items() if k != "weights"} for line in lines_of(directory)]
     (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = write_report([directory], tmp_path / "report.html")
-    assert "Drawn without the weighting" in figure_of(page, "Where the draws go")["note"]
+    assert "Drawn without the weighting, which was not recorded: run." in text_of(page)
     assert "What is trained: draws times weights" not in [figure["title"] for figure in data_of(page)["figures"]]
 
 

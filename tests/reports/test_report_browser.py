@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,32 @@ def test_dark_and_on_a_phone_too(options: dict[str, Any], browser: Any, report: 
     page.close()
 
 
+@pytest.mark.parametrize("width", [1400, 390])
+def test_the_results_need_no_scrolling_sideways(width: int, browser: Any, report: Path) -> None:
+    page = OpenPage(browser, report, viewport={"width": width, "height": 900})
+    assert page.ask("(p => p.scrollWidth <= p.clientWidth)(document.querySelector('#results .scroll'))")
+    cells = "[...document.querySelectorAll('#results-table tr:not(.seed) td:not(.missing)')]"
+    outside = f"{cells}.filter(cell => cell.getBoundingClientRect().right > innerWidth || !cell.offsetHeight).length"
+    assert page.ask(f"{cells}.length") > 30
+    assert page.ask(outside) == 0
+    named = "getComputedStyle(document.querySelector('#results-table td'), '::before').content"
+    assert (page.ask(named) == '"held-out loss"') == (width == 390)  # where there is no heading above it
+    tops = page.ask("['samples', 'results', 'figure-0'].map(id => document.getElementById(id).offsetTop)")
+    assert tops.index(max(tops)) == 2
+    assert (tops[0] < tops[1]) == (width == 390)
+    page.close()
+
+
+def test_settings_are_in_tooltips(opened: OpenPage) -> None:
+    told = opened.page.locator("#results-table tr.seed th").first.get_attribute("title")
+    assert "sampler: uniform" in told
+    assert "learning_rate: 0.0002" in told
+    for place in ("nav .chip", "#samples figcaption", "#configurations summary"):
+        assert "uniform" in opened.page.locator(place).first.get_attribute("title")
+    caption = opened.page.locator("#figure-0 ~ .figure figcaption", has_text="adaptive-0").first
+    assert "num_selected 3" in caption.get_attribute("title")
+
+
 def test_the_theme_can_be_switched(opened: OpenPage) -> None:
     tick = "getComputedStyle(document.querySelector('.xtick text')).fill"
     before = opened.ask(tick)
@@ -102,19 +129,19 @@ def test_the_theme_can_be_switched(opened: OpenPage) -> None:
 
 def test_runs_are_hidden_and_shown_in_all_figures(opened: OpenPage) -> None:
     everything = shown_curves(opened)
-    assert "uniform · seed 0" in everything
+    assert "uniform-0" in everything
     opened.page.click("nav .arm:first-child .chip:not(.seed)")
-    assert [name for name in everything if name.startswith("uniform · seed")] == [
-        "uniform · seed 0",
-        "uniform · seed 1",
+    assert [name for name in everything if name.startswith("uniform-")] == [
+        "uniform-0",
+        "uniform-1",
     ]
-    assert shown_curves(opened) == [name for name in everything if not name.startswith("uniform · seed")]
+    assert shown_curves(opened) == [name for name in everything if not name.startswith("uniform-")]
     panels = ".panel:not([hidden]) figcaption"
-    assert "uniform · seed 0" not in opened.page.locator(panels).all_inner_texts()
+    assert "uniform-0" not in opened.page.locator(panels).all_inner_texts()
     assert opened.page.locator(".grids figure:visible").count() == 3
     opened.page.click("nav .arm:first-child .chip.seed >> nth=1")
-    assert "uniform · seed 1" in shown_curves(opened)
-    assert "uniform · seed 0" not in shown_curves(opened)
+    assert "uniform-1" in shown_curves(opened)
+    assert "uniform-0" not in shown_curves(opened)
     opened.page.click("#everything")
     assert shown_curves(opened) == everything
     assert opened.page.locator(".grids figure:visible").count() == 5
@@ -169,7 +196,7 @@ def test_exported_numbers_are_those_of_the_files(opened: OpenPage, runs: list[Pa
     with opened.page.expect_download() as waiting:
         opened.page.click("[data-csv='0']")
     rows = list(csv.DictReader(io.StringIO(Path(waiting.value.path()).read_text())))
-    found = [row for row in rows if row["name"] == "uniform · seed 1" and row["x_title"] == "steps"]
+    found = [row for row in rows if row["name"] == "uniform-1" and row["x_title"] == "steps"]
     lines = [json.loads(text) for text in lines_of(runs[1])]
     expected = [line for line in lines if "held_out" in line]
     assert [float(row["x"]) for row in found] == [line["step"] for line in expected]
@@ -178,7 +205,9 @@ def test_exported_numbers_are_those_of_the_files(opened: OpenPage, runs: list[Pa
         opened.page.click("[data-table]")
     table = list(csv.reader(io.StringIO(Path(waiting.value.path()).read_text())))
     assert table[0][:2] == ["run", "held-out loss"]
-    assert table[1][0] == "uniform (baseline)"
+    assert table[1][0] == "uniform (baseline, mean of 2)"
+    assert table[2][0] == "uniform-0"
+    assert re.fullmatch(r"[\d.]+ ± [\d.]+", table[2][1])
 
 
 def test_it_prints_on_white(browser: Any, report: Path, tmp_path: Path) -> None:

@@ -31,22 +31,22 @@ def test_an_empty_run_is_shown_as_such(content: str | None, tmp_path: Path) -> N
     (directory / "metrics.jsonl").unlink()
     if content is not None:
         (directory / "metrics.jsonl").write_text(content)
-    assert state_of(directory, tmp_path) == "uniform: nothing recorded yet."
+    assert state_of(directory, tmp_path) == "run: nothing recorded yet."
 
 
 def test_a_run_that_still_writes_is_shown_as_such(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run", reach=300)
     (directory / ".lock").touch()
-    assert state_of(directory, tmp_path) == "uniform: running, at step 300 of 1,000."
+    assert state_of(directory, tmp_path) == "run: running, at step 300 of 1,000."
 
 
 def test_a_crashed_run_is_shown_as_such(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run", reach=300)
-    assert state_of(directory, tmp_path) == "uniform: stopped at step 300 of 1,000."
+    assert state_of(directory, tmp_path) == "run: stopped at step 300 of 1,000."
     (directory / ".lock").touch()
     for path in directory.iterdir():
         os.utime(path, (time.time() - 7300, time.time() - 7300))
-    told = "uniform: no sign of life for 2 hours, at step 300 of 1,000: killed or crashed."
+    told = "run: no sign of life for 2 hours, at step 300 of 1,000: killed or crashed."
     assert state_of(directory, tmp_path) == told
 
 
@@ -55,7 +55,7 @@ def test_a_torn_last_line_is_told_and_left_out(torn: str, tmp_path: Path) -> Non
     directory = make_run(tmp_path / "run")
     with (directory / "metrics.jsonl").open("a") as file:
         file.write(torn)
-    told = "uniform: the last line of metrics.jsonl cannot be read and is left out."
+    told = "run: the last line of metrics.jsonl cannot be read and is left out."
     assert state_of(directory, tmp_path) == told
 
 
@@ -71,9 +71,7 @@ def test_torn_lines_within_and_odd_values_are_no_exception(tmp_path: Path) -> No
     lines[50] = '{"step": 510, "loss": {"a": {"b": 1}}, "loss_quartiles": [[1]], "images": false}'
     (directory / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     (directory / "evaluations.jsonl").write_text('{"what": "fid"}\n{"what": "epsilon_mse_at", "t": "x"}\n3\n{"wha')
-    told = (
-        "uniform: 2 of 4 lines of evaluations.jsonl cannot be read; 1 line of metrics.jsonl cannot be read and is left"
-    )
+    told = "run: 2 of 4 lines of evaluations.jsonl cannot be read; 1 line of metrics.jsonl cannot be read and is left"
     assert state_of(directory, tmp_path) == f"{told} out."
 
 

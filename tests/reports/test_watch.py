@@ -69,11 +69,20 @@ def test_the_version_changes_with_the_files_and_only_then(tmp_path: Path) -> Non
 def test_others_are_turned_away(tmp_path: Path) -> None:
     make_run(tmp_path / "run", reach=500)
     with served(tmp_path) as address:
-        for path, host, code in (("nothing", None, 404), ("", "evil.example:80", 403), ("../config.yaml", None, 404)):
+        asked = (("nothing", None, 404), ("../config.yaml", None, 404))
+        hosts = ("evil.example:80", "evil.example", "localhost.example", "evil.example:localhost")
+        for path, host, code in (*asked, *(("", host, 403) for host in hosts)):
             with pytest.raises(urllib.error.HTTPError) as refused:
                 get(address + path, host)
             assert refused.value.code == code
             refused.value.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "localhost:80", "LOCALHOST"])
+def test_localhost_is_answered_with_and_without_a_port(host: str, tmp_path: Path) -> None:
+    make_run(tmp_path / "run", reach=500)
+    with served(tmp_path) as address:
+        assert "version" in get(f"{address}version", host)  # at port 80 browsers send the name alone
 
 
 def test_a_folder_without_runs_waits_for_them(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,25 @@ def test_lines_after_a_step_and_torn_ones_are_forgotten(torn: str, tmp_path: Pat
     recorder.write({"step": 4, "again": True})
     assert lines_of(tmp_path)[-1] == {"step": 4, "again": True}
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "damaged", [b'{"step": 2, "loss": "\xff"}', b'{"step": "two"}', b"[" * 100_000, b'{"step": 1%s}' % (b"0" * 400)]
+)
+def test_damaged_lines_are_dropped_and_the_file_is_named(
+    damaged: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + damaged + b'\n{"step": 3}\n')
+    Recorder(tmp_path).resume(3)
+    assert lines_of(tmp_path) == [{"step": 1}, {"step": 3}]
+    assert caplog.messages == [f"1 lines of {path} cannot be read and are dropped"]
+
+
+def test_metrics_in_a_pipe_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(ValueError, match=r"metrics must be in a file, got .*metrics\.jsonl: it is no regular file"):
+        Recorder(tmp_path).resume(3)
 
 
 def test_a_run_with_a_torn_last_line_goes_on(tmp_path: Path, whole_runs: Callable[..., Path]) -> None:

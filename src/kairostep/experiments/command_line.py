@@ -27,7 +27,7 @@ def configure(name: str | None, path: Path | None, settings: Sequence[str]) -> C
     if (name is None) == (path is None):
         raise ValueError("train takes a preset or --config FILE: `kairostep presets` lists the presets")
     if path is not None:
-        config = with_overrides(load(path), settings)
+        config = with_overrides(load(path, pipes=True), settings)
         return config if config.output else replace(config, output=f"runs/{path.stem}")
     assert name is not None
     plain = preset(name)

@@ -1,7 +1,6 @@
 """What one experiment is made of, as data: from presets, YAML files and `--key=value`, and back to YAML."""
 
 import difflib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -9,9 +8,9 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import draccus
-import yaml
 from draccus.utils import DecodingError, ParsingError
 
+from kairostep.bounded_files import Unreadable, parse_yaml, read_yaml
 from kairostep.timesteps.arguments import below_one, choice, count, nonnegative, positive
 
 
@@ -122,15 +121,6 @@ DESCRIPTIONS: Mapping[Any, str] = {
 }
 
 
-class Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number, as in YAML 1.2; for PyYAML alone it is text."""
-
-
-Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
-
-
 @draccus.decode.register(Component)  # type: ignore[untyped-decorator]
 def _decode(raw: Any, path: Sequence[str] = ()) -> Component:
     if isinstance(raw, str):
@@ -217,21 +207,26 @@ def _pairs(overrides: Sequence[str]) -> Iterable[tuple[str, Any]]:
             bare = not waiting or waiting[0].startswith("--")
             value = "true" if bare else waiting.pop(0)
         try:
-            yield key.replace("-", "_"), yaml.load(value, Loader) if value else value
-        except yaml.YAMLError as error:
+            yield key.replace("-", "_"), parse_yaml(value) if value else value
+        except Unreadable as error:
             raise ValueError(f"--{key} must be a YAML value, got {value!r}: quote it if it is text") from error
 
 
-def load(path: Path) -> Config:
-    """Return the config of a YAML file, as `config.yaml` of a run is one; its section `provenance` is left out."""
+def load(path: Path, *, pipes: bool = False) -> Config:
+    """Return the config of a YAML file, as `config.yaml` of a run is one; its section `provenance` is left out.
+
+    `pipes`: also out of a pipe, as `--config <(command)` is one.
+    """
     try:
-        raw = yaml.load(path.read_text(), Loader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())  # on one line
-        raise ValueError(f"--config must be a readable YAML file, got {str(path)!r}: {reason}") from error
+        raw = read_yaml(path, pipes=pipes)
+    except (OSError, Unreadable) as error:
+        raise ValueError(f"--config must be a readable YAML file, got {str(path)!r}: {error}") from error
     if not isinstance(raw, Mapping):
         raise ValueError(f"--config must hold `key: value` lines, got {str(path)!r} with {type(raw).__name__}")
-    return from_dict({key: value for key, value in raw.items() if key != "provenance"})
+    try:
+        return from_dict({key: value for key, value in raw.items() if key != "provenance"})
+    except ValueError as error:
+        raise ValueError(f"{error} (in {path})") from error
 
 
 def unknown(kind: str, name: str, valid: Iterable[str]) -> str:

@@ -1,14 +1,18 @@
-"""Runs that differ in nothing but their seed are one arm; arms are named by what differs between them."""
+"""Runs that differ in nothing but their seed are one arm; both are named by their folders."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kairostep.reports.run_history import RunHistory
+from kairostep.reports.run_names import arm_name, run_names
 
 # Settings that leave no mark on the weights, and places: they do not part arms
 IGNORED = {"seed", "output", "resume", "workers", "cache", "trackers", "keep_checkpoints", "checkpoint_every"}
 IGNORED |= {"log_every", "density_every", "evaluate_every", "sample_every", "sample_steps", "data.path", "provenance"}
+PARTS = ("sampler", "weighting", "data", "network", "process", "prediction")
+NUMBERS = ("steps", "batch_size", "learning_rate", "seed")
+MAX_LINE = 120  # letters of a line in a tooltip
 # Held-out losses pair where these agree
 SAME_TASK = ("data", "autoencoder", "process", "prediction", "held_out_images")
 
@@ -21,6 +25,7 @@ class ShownRun:
     name: str
     short: str  # within its arm
     arm: str
+    settings: str  # some lines
     history: RunHistory
 
 
@@ -29,6 +34,7 @@ class Arm:
     """Runs that differ only in their seeds."""
 
     name: str
+    settings: str  # that part it from the others
     runs: list[ShownRun]
     baseline: bool
 
@@ -56,13 +62,17 @@ def arms_of(histories: Sequence[RunHistory]) -> list[Arm]:
     for history in histories:
         grouped.setdefault(_identity(history), []).append(history)
     members = list(grouped.values())
-    names = _distinct(_names([parting(group[0]) for group in members]), members)
+    settings = _described([parting(group[0]) for group in members])
     baseline = _baseline([group[0] for group in members])
+    names = dict(zip(map(id, histories), run_names([history.directory for history in histories]), strict=True))
     keys = {id(history): f"r{i}" for i, history in enumerate(histories)}
-    arms = [
-        Arm(name, _shown(name, group, keys), i == baseline)
-        for i, (name, group) in enumerate(zip(names, members, strict=True))
-    ]
+    arms = []
+    for i, (name, group) in enumerate(zip(_arm_names(members, names), members, strict=True)):
+        runs = [
+            ShownRun(keys[id(run)], names[id(run)], short, name, _settings_text(run, settings[i]), run)
+            for run, short in zip(group, _short(group, names), strict=True)
+        ]
+        arms.append(Arm(name, settings[i], runs, i == baseline))
     return sorted(arms, key=lambda arm: not arm.baseline)
 
 
@@ -96,10 +106,10 @@ def _identity(history: RunHistory) -> str:
     return repr(sorted(settings.items(), key=lambda item: item[0])) if settings else str(history.directory)
 
 
-def _names(arms: Sequence[Mapping[str, Any]]) -> list[str]:
+def _described(arms: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return for each arm what parts it from the others."""
     keys = list(dict.fromkeys(key for settings in arms for key in settings))
-    return [_name(settings, [key for key in keys if _differs(key, settings, arms)]) for settings in arms]
+    return [_description(settings, [key for key in keys if _differs(key, settings, arms)]) for settings in arms]
 
 
 def _differs(key: str, settings: Mapping[str, Any], arms: Sequence[Mapping[str, Any]]) -> bool:
@@ -111,7 +121,7 @@ def _differs(key: str, settings: Mapping[str, Any], arms: Sequence[Mapping[str, 
     return key in settings and any(repr(other.get(key)) != repr(settings[key]) for other in arms)
 
 
-def _name(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
+def _description(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
     if not keys:
         return text_of(settings.get("sampler.name", "run"))
     pieces = []
@@ -125,23 +135,32 @@ def _name(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
     return " · ".join(pieces)
 
 
-def _distinct(names: Sequence[str], members: Sequence[Sequence[RunHistory]]) -> list[str]:
-    """Return names of which none occurs twice."""
-    told = [
-        name if names.count(name) == 1 else f"{name} ({group[0].directory.name})"
-        for name, group in zip(names, members, strict=True)
-    ]
-    return [name if told.count(name) == 1 else f"{name} #{i + 1}" for i, name in enumerate(told)]
+def _arm_names(members: Sequence[Sequence[RunHistory]], names: Mapping[int, str]) -> list[str]:
+    """Return a name for each arm, none of them twice."""
+    found = []
+    for group in members:
+        of_runs = [names[id(run)] for run in group]
+        found.append(arm_name(of_runs, [run.seed for run in group], [run.directory for run in group]))
+    return [name if found.count(name) == 1 else f"{name} #{i + 1}" for i, name in enumerate(found)]
 
 
-def _shown(name: str, group: Sequence[RunHistory], keys: Mapping[int, str]) -> list[ShownRun]:
-    seeds = [text_of(history.seed) for history in group]
-    runs = []
-    for history, seed in zip(group, seeds, strict=True):
-        short = seed if seeds.count(seed) == 1 and history.seed is not None else history.directory.name
-        whole = name if len(group) == 1 else f"{name} · {'seed ' * (short == seed)}{short}"
-        runs.append(ShownRun(keys[id(history)], whole, short, name, history))
-    return runs
+def _short(group: Sequence[RunHistory], names: Mapping[int, str]) -> list[str]:
+    """Return what the runs of an arm are called within it: by their seeds where those tell them apart."""
+    seeds = [text_of(run.seed) for run in group]
+    known = all(run.seed is not None for run in group) and len(set(seeds)) == len(seeds)
+    return seeds if known else [names[id(run)] for run in group]
+
+
+def _settings_text(history: RunHistory, parted_by: str) -> str:
+    """Return the settings of a run that a reader asks for first, one a line: for a tooltip."""
+    lines = [parted_by]
+    for part in PARTS:
+        value = history.config.get(part)
+        options = flat(value) if isinstance(value, Mapping) else {}
+        told = [f"{name} {text_of(option)}" for name, option in options.items() if name != "name"]
+        lines += [f"{part}: {', '.join([history.part(part), *told])}"] if history.part(part) else []
+    lines += [f"{name}: {text_of(history.config[name])}" for name in NUMBERS if name in history.config]
+    return "\n".join([*(line[:MAX_LINE] for line in lines), str(history.directory)])
 
 
 def _baseline(firsts: Sequence[RunHistory]) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kairostep.reports.metrics_file import number
 from kairostep.reports.run_files import RunFiles
 
 COLUMNS = ("run", "sampler", "weighting", "held-out loss", "held-out bound", "evaluations", "seconds")
@@ -21,8 +22,12 @@ def comparison_table(directories: Sequence[Path]) -> str:
 
 
 def _row(run: RunFiles) -> tuple[str, ...]:
-    held_out, probes = run.latest("held_out") or {}, run.latest("probe_evaluations")
-    evaluations = f"{run.latest('training_evaluations') or 0:,}" + (f" + {probes:,}" if probes else "")
+    found = run.latest("held_out")
+    held_out = found if isinstance(found, dict) else {}
+    trained, probes, seconds = (
+        number(run.latest(name)) or 0 for name in ("training_evaluations", "probe_evaluations", "seconds")
+    )
+    evaluations = f"{trained:,.0f}" + (f" + {probes:,.0f}" if probes else "")
     return (
         run.directory.name,
         run.name("sampler"),
@@ -30,11 +35,12 @@ def _row(run: RunFiles) -> tuple[str, ...]:
         _with_error(held_out.get("loss"), held_out.get("loss_error")),
         _with_error(held_out.get("vlb"), held_out.get("vlb_error")),
         evaluations,
-        f"{run.latest('seconds') or 0:.0f}",
+        f"{seconds:.0f}",
     )
 
 
 def _with_error(value: Any, error: Any) -> str:
+    value, error = number(value), number(error)
     if value is None:
         return "-"
     return f"{value:.5f}" + ("" if error is None else f" ± {error:.5f}")

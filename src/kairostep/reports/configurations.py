@@ -54,7 +54,7 @@ def _settings(config: Mapping[str, Any], whole: set[str]) -> dict[str, str]:
     """Return settings by dotted names as text, those of some parts in one."""
     rest = {key: value for key, value in config.items() if key not in whole or not isinstance(value, Mapping)}
     settings = {key: text_of(value) for key, value in flat(rest).items()}
-    for part in whole & (config.keys() - rest.keys()):
+    for part in [key for key in config if key not in rest]:
         options = [f"{key} {text_of(value)}" for key, value in flat(config[part]).items() if key != "name"]
         settings[part] = ": ".join([text_of(config[part].get("name")), *([", ".join(options)] if options else [])])
     return settings

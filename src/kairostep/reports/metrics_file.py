@@ -6,13 +6,18 @@ import operator
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from kairostep.bounded_files import Unreadable, line_chunks
 from kairostep.reports.thinning import kept_points, kept_rows
 
-CHUNK = 1000  # lines parsed at once: a run may have written a hundred thousand
+# What is read of a run at most: files can come from anybody
+MAX_BYTES = 500_000_000  # of metrics.jsonl, those of a million lines
+MAX_BRACKETS = 100  # of a line, so that it is not deep either: six are usual
+MAX_SERIES = 500  # names of numbers
+MAX_BINS = 1000  # of a histogram
 SHORT = 8  # lists up to here are numbers side by side, such as losses by quartile; longer ones are histograms
 
 HISTOGRAMS = ("density", "weights")  # over t
@@ -106,17 +111,18 @@ class Metrics:
         """Return what is there; lines that cannot be read are left out, and told."""
         metrics, num_bad, torn = cls(), 0, False
         try:
-            with path.open(encoding="utf-8", errors="replace") as file:
-                while texts := list(islice(file, CHUNK)):
-                    lines = _parsed_lines(texts)
-                    good = [line for line in lines if line is not None and number(line.get("step")) is not None]
-                    num_bad += sum(1 for text in texts if text.strip()) - len(good)
-                    torn = not good or lines[-1] is not good[-1]
-                    metrics.add(good)
+            for texts in line_chunks(path, MAX_BYTES):
+                lines = _parsed_lines(texts)
+                good = [line for line in lines if line is not None and number(line.get("step")) is not None]
+                num_bad += sum(1 for text in texts if text.strip()) - len(good)
+                torn = not good or lines[-1] is not good[-1]
+                metrics.add(good)
+            if path.stat().st_size > MAX_BYTES:
+                metrics.problems.append(f"{path.name} is read up to {MAX_BYTES:,} bytes, the rest is left out")
         except FileNotFoundError:
             pass
-        except OSError as error:
-            metrics.problems.append(f"{path.name} cannot be read: {error.strerror}")
+        except (OSError, Unreadable) as error:
+            metrics.problems.append(f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}")
         if num_bad:
             what = "the last line" if num_bad == 1 and torn else f"{num_bad} line{'s' * (num_bad > 1)}"
             are = "is" if num_bad == 1 else "are"
@@ -150,6 +156,8 @@ class Metrics:
         return self.series.get(name) or Series()
 
     def _add_numbers(self, name: str, steps: "array[float]", values: Sequence[Any]) -> None:
+        if name not in self.series and len(self.series) >= MAX_SERIES:
+            return
         if all_numbers(values):
             self.series.setdefault(name, Series()).extend(steps, array("d", values))
             return
@@ -160,7 +168,7 @@ class Metrics:
 
     def _add_histograms(self, name: str, steps: "array[float]", values: Sequence[Any]) -> None:
         for step, value in zip(steps, values, strict=True):
-            row = [number(mass) for mass in value] if isinstance(value, list) and value else [None]
+            row = [number(mass) for mass in value] if isinstance(value, list) and 0 < len(value) <= MAX_BINS else [None]
             if None not in row:
                 masses = array("d", [mass or 0.0 for mass in row])
                 self.histograms.setdefault(name, Histograms()).append(step, masses)
@@ -181,6 +189,8 @@ def rising(values: "array[float]") -> bool:
 
 def parsed(text: str) -> dict[str, Any] | None:
     """Return the mapping that a line of JSON holds, None if it was torn or holds anything else."""
+    if _num_brackets(text) > MAX_BRACKETS:
+        return None
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):
@@ -201,13 +211,18 @@ def number(value: Any) -> float | None:
 def _parsed_lines(texts: Sequence[str]) -> list[dict[str, Any] | None]:
     """Return what each line holds, None for those that cannot be read; all in one go where that is possible."""
     try:
-        lines = json.loads(f"[{','.join(texts)}]")
+        flat = max(map(_num_brackets, texts)) <= MAX_BRACKETS
+        lines = json.loads(f"[{','.join(texts)}]") if flat else []
     except (ValueError, RecursionError):
         lines = []
     if len(lines) == len(texts) and set(map(type, lines)) == {dict}:  # else one line at least is torn
         whole: list[dict[str, Any] | None] = lines
         return whole
     return [parsed(text) for text in texts]
+
+
+def _num_brackets(text: str) -> int:
+    return text.count("[") + text.count("{")
 
 
 def _columns(lines: Sequence[Mapping[str, Any]], prefix: str = "") -> Iterator[tuple[str, list[Any]]]:

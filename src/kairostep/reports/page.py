@@ -24,6 +24,7 @@ class Group:
     name: str
     arm: str
     short: str = ""  # within its arm, such as the seed
+    settings: str = ""  # for a tooltip
 
 
 def write_figures(title: str, intro: str, figures: Sequence[Figure], output: Path) -> Path:

@@ -13,9 +13,17 @@ from kairostep.reports.figure import Figure
 from kairostep.reports.page import Group, needed, whole_page, write_page
 from kairostep.reports.quality_figures import quality_figures, selection_figure
 from kairostep.reports.results_table import results_table
+from kairostep.reports.rounding import MISSING
 from kairostep.reports.run_history import RunHistory
 from kairostep.reports.sample_grids import sample_grids
-from kairostep.reports.training_figures import cost_figures, density_figures, loss_figures, policy_figures
+from kairostep.reports.training_figures import (
+    cost_figures,
+    density_figures,
+    lines_without_panels,
+    loss_figures,
+    policy_figures,
+)
+from kairostep.reports.verdict import verdict
 
 DEPTH = 3  # of run directories in a folder of runs
 RUN_FILES = ("config.yaml", "metrics.jsonl")
@@ -72,13 +80,17 @@ def make_report(directories: Sequence[Path], read: Callable[[Path], RunHistory] 
     """Return all that the page of some runs shows."""
     arms = arms_of([read(directory) for directory in directories])
     runs = [run for arm in arms for run in arm.runs]
+    draws = density_figures(runs)
     context: dict[str, Any] = {"title": _title(directories), "intro": _intro(arms), "footer": _footer()}
     if runs:
         samples = sample_grids(runs)
         context |= {
             "arms": arms,
+            "missing": MISSING,
+            "verdict": verdict(arms),
             "warnings": warnings(runs),
             "table": results_table(arms),
+            "uniform": [] if draws else lines_without_panels(runs, ["density", "product"]),
             "samples": samples,
             "num_grids": max((len(of_run.grids) for of_run in samples), default=0),
             "differences": differences(arms),
@@ -88,12 +100,12 @@ def make_report(directories: Sequence[Path], read: Callable[[Path], RunHistory] 
     figures = [
         *quality_figures(runs),
         *([ablation] if ablation else []),
-        *density_figures(runs),
+        *draws,
         *loss_figures(runs),
         *policy_figures(runs),
         *cost_figures(runs),
     ]
-    return Report(context, [Group(run.key, run.name, run.arm, run.short) for run in runs], figures)
+    return Report(context, [Group(run.key, run.name, run.arm, run.short, run.settings) for run in runs], figures)
 
 
 def _is_run(directory: Path) -> bool:
@@ -133,6 +145,7 @@ def _shown(run: Any) -> dict[str, Any]:
         "key": run.key,
         "name": run.name,
         "arm": run.arm,
+        "settings": run.settings,
         "state": "problem" if history.problems or history.state in ("stopped", "empty") else history.state,
         "state_text": history.state_text,
         "problems": history.problems,

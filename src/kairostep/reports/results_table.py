@@ -11,8 +11,10 @@ from kairostep.reports.target import Cost, Ratio, is_paired, ratio_to, spread_of
 
 HOW_TO_READ = (
     "Every run with its last held-out figures ± standard error over images, and each arm's mean ± standard deviation "
-    "over seeds; a ratio to target below 1 says that a run gets to the baseline's final held-out loss for less."
+    "over seeds."
 )
+HOW_TO_COMPARE = "A ratio to target below 1 says that a run gets to the baseline's final held-out loss for less."
+RATIOS: dict[str, Cost] = {"seconds to target, ratio": "seconds", "evaluations to target, ratio": "evaluations"}
 MEASURED = {"fid": "FID", "kid": "KID", "precision": "precision", "recall": "recall", "vlb_bits_per_dim": "bits/dim"}
 
 
@@ -33,6 +35,8 @@ class Row:
     kind: str  # single, mean or seed
     group: str
     cells: list[str]
+    settings: str  # of the run or the arm, for a tooltip
+    note: str = ""  # beside the name
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Table:
     columns: list[Column]
     blocks: list[Block]
     notes: list[str]
-    how_to_read: str = HOW_TO_READ
+    how_to_read: str
 
 
 def results_table(arms: Sequence[Arm]) -> Table:
@@ -59,35 +63,36 @@ def results_table(arms: Sequence[Arm]) -> Table:
     histories = [run.history for arm in arms for run in arm.runs]
     columns = [
         _held_out("held-out loss", "loss"),
-        _ratio("seconds to target, ratio", baseline, "seconds"),
-        _ratio("evaluations to target, ratio", baseline, "evaluations"),
+        *(_ratio(title, baseline, cost) for title, cost in RATIOS.items() if len(arms) > 1),
         _held_out("held-out bound", "vlb"),
         *(_measured(what, title) for what, title in MEASURED.items() if any(run.measured(what) for run in histories)),
         _spent("seconds", "seconds", seconds),
         _spent("training evaluations", "training_evaluations", counted),
-        _spent("probe evaluations", "probe_evaluations", counted),
-        Column("state", lambda run: run.state, lambda runs: f"mean of {len(runs)}", text=True),
     ]
+    if any(run.spent("probe_evaluations") for run in histories):
+        columns.append(_spent("probe evaluations", "probe_evaluations", counted))
+    if any(run.state != "finished" for run in histories):
+        columns.append(Column("state", lambda run: run.state, lambda runs: "", text=True))
     head = Column("run", lambda run: "", lambda runs: "", text=True)
-    return Table([head, *columns], [_block(arm, columns) for arm in arms], _notes(arms, baseline))
+    blocks = [_block(arm, columns, alone=len(arms) == 1) for arm in arms]
+    if len(arms) == 1:
+        return Table([head, *columns], blocks, [], HOW_TO_READ)
+    return Table([head, *columns], blocks, _notes(arms, baseline), f"{HOW_TO_READ} {HOW_TO_COMPARE}")
 
 
-def _block(arm: Arm, columns: Sequence[Column]) -> Block:
-    name = f"{arm.name} (baseline)" if arm.baseline else arm.name
+def _block(arm: Arm, columns: Sequence[Column], *, alone: bool) -> Block:
+    notes = ["baseline"] if arm.baseline and not alone else []
     if len(arm.runs) == 1:
-        return Block(arm.name, [_row("single", name, arm.runs[0], columns)])
+        return Block(arm.name, [_row("single", arm.runs[0], columns, *notes)])
     histories = [run.history for run in arm.runs]
-    mean = Row("mean", "", [name, *(column.of_arm(histories) for column in columns)])
-    seeds = [_row("seed", _seed_name(run), run, columns) for run in arm.runs]
-    return Block(arm.name, [mean, *seeds])
+    cells = [arm.name, *(column.of_arm(histories) for column in columns)]
+    mean = Row("mean", "", cells, arm.settings, f"({', '.join([*notes, f'mean of {len(arm.runs)}'])})")
+    return Block(arm.name, [mean, *(_row("seed", run, columns) for run in arm.runs)])
 
 
-def _seed_name(run: ShownRun) -> str:
-    return f"seed {run.short}" if run.short == str(run.history.seed) else run.short
-
-
-def _row(kind: str, name: str, run: ShownRun, columns: Sequence[Column]) -> Row:
-    return Row(kind, run.key, [name, *(column.of_run(run.history) for column in columns)])
+def _row(kind: str, run: ShownRun, columns: Sequence[Column], note: str = "") -> Row:
+    cells = [run.name, *(column.of_run(run.history) for column in columns)]
+    return Row(kind, run.key, cells, run.settings, f"({note})" if note else "")
 
 
 def _mean(values: Sequence[float | None]) -> str:

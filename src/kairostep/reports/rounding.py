@@ -10,7 +10,7 @@ def with_error(value: float | None, error: float | None) -> str:
     """Return a value and its error with two digits of the error, `0.1234 ± 0.0056`; five digits if there is none."""
     if value is None:
         return MISSING
-    if error is None or not error > 0:
+    if error is None or not error > 1e-12 * abs(value):  # else it is that of the arithmetic
         return f"{value:.5g}"
     digits = max(0, 1 - math.floor(math.log10(error)))
     if digits > MAX_DIGITS:

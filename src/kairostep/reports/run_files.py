@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from kairostep.reports.metrics_file import parsed
+from kairostep.bounded_files import Unreadable, line_chunks, read_yaml
+from kairostep.reports.metrics_file import MAX_BYTES, parsed
 
 
 @dataclass(frozen=True)
@@ -23,8 +22,9 @@ class RunFiles:
         """Return what is there; a torn last line of a run that is still writing is left out."""
         directory = directory.absolute()  # has a name, also for "."
         path = directory / "metrics.jsonl"
-        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-        return cls(directory, _config_in(directory), [line for line in map(parsed, lines) if line])
+        chunks = line_chunks(path, MAX_BYTES) if path.is_file() else ()
+        lines = [line for chunk in chunks for line in map(parsed, chunk) if line]
+        return cls(directory, _config_in(directory), lines)
 
     def latest(self, key: str) -> Any:
         """Return the newest value of a metric, None if none was written."""
@@ -38,9 +38,12 @@ class RunFiles:
 
 def _config_in(directory: Path) -> Mapping[str, Any]:
     try:
-        config = yaml.safe_load((directory / "config.yaml").read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        config = None
-    if not isinstance(config, Mapping):
-        raise ValueError(f"a run directory must hold config.yaml, got {directory}: name one that `train` made")
-    return config
+        config = read_yaml(directory / "config.yaml")
+        if isinstance(config, Mapping):
+            return config
+        reason = "it holds no settings"
+    except FileNotFoundError:
+        reason = "it is not there"
+    except (OSError, Unreadable) as error:
+        reason = str(error)
+    raise ValueError(f"a run directory must hold config.yaml, got {directory} ({reason}): name one that `train` made")

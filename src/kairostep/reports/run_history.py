@@ -8,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from kairostep.bounded_files import MAX_YAML, Unreadable, parse_yaml, read_bytes
 from kairostep.reports.metrics_file import Metrics, number, parsed
 
 QUIET_SECONDS = 600  # a run that has written nothing for so long is taken for dead
+MAX_EVALUATIONS = 16_000_000  # bytes of evaluations.jsonl, those of two thousand evaluations
 FILES = ("config.yaml", "metrics.jsonl", "evaluations.jsonl")
 
 
@@ -111,25 +111,34 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 def _config(directory: Path, problems: list[str]) -> tuple[Mapping[str, Any], str]:
     try:
-        text = (directory / "config.yaml").read_text(encoding="utf-8", errors="replace")
-        config = yaml.safe_load(text)
-    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = "it is not there" if isinstance(error, FileNotFoundError) else type(error).__name__
-        problems.append(f"config.yaml cannot be read ({reason})")
+        text = read_bytes(directory / "config.yaml", MAX_YAML).decode("utf-8", errors="replace")
+    except (OSError, Unreadable) as error:
+        problems.append(f"config.yaml cannot be read: {_reason(error)}")
         return {}, ""
+    try:
+        config = parse_yaml(text)
+    except Unreadable as error:
+        problems.append(f"config.yaml cannot be read: {error}")
+        return {}, text
     if not isinstance(config, Mapping):
         problems.append("config.yaml holds no settings")
         return {}, text
     return {str(key): value for key, value in config.items()}, text
 
 
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "it is not there"
+    return str(getattr(error, "strerror", None) or error)
+
+
 def _evaluations(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_bytes(path, MAX_EVALUATIONS).decode("utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return []
-    except OSError as error:
-        problems.append(f"{path.name} cannot be read: {error.strerror}")
+    except (OSError, Unreadable) as error:
+        problems.append(f"{path.name} cannot be read: {_reason(error)}")
         return []
     read = [parsed(line) for line in lines if line.strip()]
     if None in read:
@@ -193,4 +202,6 @@ def _version_problems(config: Mapping[str, Any]) -> list[str]:
     here = getattr(sys.modules.get("kairostep"), "__version__", None)  # an import of it here would import torch
     if not config or version == here:
         return []
-    return [f"written by {'an unknown version' if version is None else f'kairostep {version}'}, this is {here}"]
+    if version is None:
+        return ["config.yaml names no version: it was cut short, or is none of `train`"]
+    return [f"written by kairostep {version}, this is {here}"]

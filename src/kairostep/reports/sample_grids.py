@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kairostep.bounded_files import Unreadable, read_bytes
 from kairostep.reports.arms import ShownRun
 
 MAX_GRIDS = 4  # of one run
 PAGE_BYTES = 4_500_000  # all grids together, before base64
 SMALLEST_SIDE = 256
+MAX_BYTES = 100_000_000  # of one file
+MAX_PIXELS = 80_000_000  # of one picture: 8 by 8 images of 1024 are 67 million
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class GridsOfRun:
     key: str
     name: str
     arm: str
+    settings: str
     file_name: str
     grids: list[Grid]
 
@@ -42,11 +46,12 @@ def sample_grids(runs: Sequence[ShownRun]) -> list[GridsOfRun]:
     chosen = [(run, _spread(run.history.grids)) for run in runs]
     num = sum(len(paths) for _, paths in chosen)
     limit = PAGE_BYTES // max(1, num)
-    return [
-        GridsOfRun(run.key, run.name, run.arm, _file_name(run.name), [_grid(path, limit) for path in paths])
-        for run, paths in chosen
-        if paths
-    ]
+    found = []
+    for run, paths in chosen:
+        grids = [_grid(path, limit) for path in paths]
+        if grids:
+            found.append(GridsOfRun(run.key, run.name, run.arm, run.settings, _file_name(run.name), grids))
+    return found
 
 
 def _spread(paths: Sequence[Path]) -> list[Path]:
@@ -59,11 +64,13 @@ def _spread(paths: Sequence[Path]) -> list[Path]:
 def _grid(path: Path, limit: int) -> Grid:
     step = int(re.sub(r"\D", "", path.stem) or 0)
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, MAX_BYTES)
         image = _opened(content)
         kind = "png"
         if len(content) > limit and image is not None:
             content, kind = _smaller(image, limit), "jpeg"
+    except Unreadable as error:
+        return Grid(step, "", "", f"{path.name} cannot be read: {error}")
     except Exception:  # Pillow has many kinds for damaged files
         return Grid(step, "", "", f"{path.name} cannot be read: it is damaged, or still being written")
     if len(content) > limit:
@@ -78,7 +85,9 @@ def _opened(content: bytes) -> Any:
         pillow = importlib.import_module("PIL.Image")
     except ModuleNotFoundError:
         return None
-    image = pillow.open(io.BytesIO(content))
+    image = pillow.open(io.BytesIO(content), formats=["PNG"])
+    if image.width * image.height > MAX_PIXELS:
+        raise Unreadable(f"it has more than {MAX_PIXELS:,} pixels")
     image.load()
     return image
 

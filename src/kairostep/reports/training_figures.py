@@ -1,5 +1,6 @@
 """What happens inside a run: losses by time, draws by time (Figures 5 and 6 of Kim et al. 2025), policy, cost."""
 
+from array import array
 from collections.abc import Sequence
 
 from kairostep.reports.arms import ShownRun
@@ -11,6 +12,9 @@ STEPS = Axis("steps")
 QUARTILES = ("t 0 to 0.25, least noise", "t 0.25 to 0.5", "t 0.5 to 0.75", "t 0.75 to 1, most noise")
 NUM_SPEEDS = 60  # points of a curve of speed
 NUM_SELECTED_POINTS = 240  # of one run
+# A histogram that is so near to uniform in every bin is no picture: draws exactly, their product with weights but for
+# the noise of the weights, which are means over draws
+DRAWN_UNIFORMLY, TRAINED_UNIFORMLY = 0.02, 0.1
 
 
 def loss_figures(runs: Sequence[ShownRun]) -> list[Figure]:
@@ -46,30 +50,37 @@ def loss_figures(runs: Sequence[ShownRun]) -> list[Figure]:
 
 def density_figures(runs: Sequence[ShownRun]) -> list[Figure]:
     """Return where the draws go over training, and for weights their product with it, as probabilities."""
-    drawn, trained, missing = [], [], []
-    for run in runs:
-        density, product = (run.history.metrics.histograms.get(name, Histograms()) for name in ("density", "product"))
-        drawn += [_heat_panel(run, density, "probability of a draw")] if density.rows else []
-        if product.rows:
-            trained.append(_heat_panel(run, product, "density times weight"))
-        elif density.rows and run.history.part("weighting") not in ("", "constant"):
-            missing.append(run.name)
-    note = f"Drawn without the weighting, which these runs did not record: {', '.join(missing)}." if missing else ""
+    drawn, trained = (
+        [_heat_panel(run, name, label) for run in runs if _why_no_panel(run, name) == ""]
+        for name, label in (("density", "probability of a draw"), ("product", "density times weight"))
+    )
     return _with_panels(
         Figure(
             "Where the draws go",
             "Each column is the distribution of t at one step, from clean data (t = 0) below to noise above: orange "
             "times are drawn more often than uniform, blue ones less.",
             drawn,
-            note,
+            " ".join(lines_without_panels(runs, ["density"] if trained else ["density", "product"])),
         ),
         Figure(
             "What is trained: draws times weights",
             "As above, each draw counted by its weight and the columns scaled to probabilities: this is where a "
             "weighting and a sampler compare.",
             trained,
+            " ".join(lines_without_panels(runs, ["product"] if drawn else ["density", "product"])),
         ),
     )
+
+
+def lines_without_panels(runs: Sequence[ShownRun], names: Sequence[str]) -> list[str]:
+    """Return a line for each reason why runs have no picture: one of uniform draws would be a grey panel."""
+    lines = []
+    for name in names:
+        reasons: dict[str, list[ShownRun]] = {}
+        for run in runs:
+            reasons.setdefault(_why_no_panel(run, name) or "", []).append(run)
+        lines += [f"{why}: {', '.join(_by_arm(found, runs))}." for why, found in reasons.items() if why]
+    return lines
 
 
 def policy_figures(runs: Sequence[ShownRun]) -> list[Figure]:
@@ -162,7 +173,44 @@ def _profiles(runs: Sequence[ShownRun]) -> list[Curve]:
     return curves
 
 
-def _heat_panel(run: ShownRun, histograms: Histograms, label: str) -> Panel:
+def _why_no_panel(run: ShownRun, name: str) -> str | None:
+    """Return why there is no picture of a histogram: "" if there is one, None if nothing was recorded."""
+    rows = _rows(run, name)
+    if name == "product" and not rows and run.history.part("weighting") not in ("", "constant"):
+        return "Drawn without the weighting, which was not recorded" if _rows(run, "density") else None
+    if not rows:
+        return None
+    if name == "density":
+        return "Drawn uniformly from the first step to the last" if _near(rows, None, DRAWN_UNIFORMLY) else ""
+    if _near(rows[len(rows) // 2 :], None, TRAINED_UNIFORMLY):
+        return "Uniform as draws times weights, within 10 % in the second half of training"
+    return "Trained as drawn, all weights being equal" if _near(rows, _rows(run, "density"), DRAWN_UNIFORMLY) else ""
+
+
+def _rows(run: ShownRun, name: str) -> list["array[float]"]:
+    return run.history.metrics.histograms.get(name, Histograms()).rows
+
+
+def _near(rows: Sequence["array[float]"], others: Sequence["array[float]"] | None, most: float) -> bool:
+    """Whether all masses are those of other rows, by default of uniform ones, but for a small share of uniform."""
+    if others is None:
+        return all(abs(mass * len(row) - 1) <= most for row in rows for mass in row)
+    pairs = zip(rows, others, strict=False)
+    same = all(abs(a - b) * len(row) <= most for row, other in pairs for a, b in zip(row, other, strict=False))
+    return same and len(rows) == len(others)
+
+
+def _by_arm(chosen: Sequence[ShownRun], runs: Sequence[ShownRun]) -> list[str]:
+    """Return the names of runs, an arm's name in the place of all its runs."""
+    names: dict[str, None] = {}
+    for run in chosen:
+        whole = sum(other.arm == run.arm for other in chosen) == sum(other.arm == run.arm for other in runs)
+        names[run.arm if whole else run.name] = None
+    return list(names)
+
+
+def _heat_panel(run: ShownRun, name: str, label: str) -> Panel:
+    histograms = run.history.metrics.histograms[name]
     num_bins = len(histograms.rows[0])
     z = [[significant(row[i]) for row in histograms.rows] for i in range(num_bins)]  # (bins, steps)
     t = [significant((i + 0.5) / num_bins) for i in range(num_bins)]

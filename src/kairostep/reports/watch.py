@@ -99,7 +99,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # the name is http.server's
         """Answer with the page, what changes of it, or its version."""
-        if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
+        name = self.headers.get("Host", "").partition(":")[0]  # browsers leave port 80 out
+        if name.lower() not in (HOST, "localhost"):
             self._answer("text/plain", "asked for by another name than localhost", 403)  # by a page of somebody else
         elif self.path == "/":
             self._answer("text/html", self.watched.page()[0])

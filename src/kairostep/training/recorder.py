@@ -1,6 +1,7 @@
 """What a run leaves behind for people and reports: `metrics.jsonl`, one line per event, and its trackers."""
 
 import json
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -10,8 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kairostep.bounded_files import Unreadable, open_regular
 from kairostep.timesteps.distributed import gather_over_ranks, rank
 from kairostep.training.trainer import Step
+
+log = logging.getLogger("kairostep")
 
 NUM_QUARTILES = 4
 NUM_BINS = 100  # of t, as in a sampler's density
@@ -56,12 +60,19 @@ class Recorder:
             self.track(_flat(line), line["step"])
 
     def resume(self, step: int) -> None:
-        """Forget lines after this step, and a torn last one: the run will write them again."""
+        """Forget lines after this step, and a torn last one: the run will write them again. Drop damaged ones."""
         if rank() != 0 or not self.path.exists():
             return
-        kept = [line for line in self.path.read_text().splitlines() if _step_of(line) <= step]
+        try:
+            with open_regular(self.path) as file:
+                lines = [(_step_of(line), line) for line in file.read().splitlines() if line.strip()]
+        except Unreadable as error:
+            raise ValueError(f"metrics must be in a file, got {self.path}: {error}; move it away to go on") from error
+        num_damaged = sum(found is None for found, _ in lines[:-1])
+        if num_damaged:
+            log.warning("%d lines of %s cannot be read and are dropped", num_damaged, self.path)
         temporary = self.path.with_name(f".{self.path.name}")
-        temporary.write_text("".join(f"{line}\n" for line in kept))
+        temporary.write_bytes(b"".join(line + b"\n" for found, line in lines if found is not None and found <= step))
         temporary.replace(self.path)
 
     def sync(self) -> None:
@@ -110,9 +121,9 @@ def _flat(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return flat
 
 
-def _step_of(line: str) -> float:
-    """Return the step of a line, infinity for one that was torn."""
+def _step_of(line: bytes) -> float | None:
+    """Return the step of a line, None for one that was torn or damaged."""
     try:
         return float(json.loads(line)["step"])
-    except (json.JSONDecodeError, KeyError, TypeError):
-        return math.inf
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None

@@ -38,7 +38,7 @@ function figureRows(figure, isShown) {
 }
 
 function tableRows(table) {
-  const cells = (row) => [...row.cells].map((cell) => cell.innerText.trim());
+  const cells = (row) => [...row.cells].map((cell) => cell.textContent.trim().replace(/\s+/g, " "));
   return [...table.rows].map(cells);
 }
 

@@ -28,7 +28,7 @@ function element(tag, attributes, ...children) {
 
 function columnsOf(figure) {
   const count = figure.panels.length;
-  return count === 1 ? "one" : count === 2 || count === 4 ? "two" : "three";
+  return count === 1 && !figure.panels[0].heat ? "one" : count === 2 || count === 4 ? "two" : "three";
 }
 
 // `kept` holds plots of an earlier content by their keys, which are drawn over instead of anew
@@ -42,7 +42,9 @@ function makePanels(card, figure, kept) {
     kept.delete(key);
     plot.setAttribute("role", "img");
     plot.setAttribute("aria-label", `${figure.title}: ${panel.title || panel.y.title}`);
-    const frame = element("figure", { className: "panel" }, element("figcaption", { textContent: panel.title, hidden: !panel.title }), plot);
+    const settings = page.data.groups.find((group) => group.key === panel.heat?.group)?.settings ?? "";
+    const caption = element("figcaption", { textContent: panel.title, title: settings, hidden: !panel.title });
+    const frame = element("figure", { className: "panel" }, caption, plot);
     place.append(frame);
     return { key, card, figure, panel, plot, frame, span };
   });

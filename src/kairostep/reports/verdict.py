@@ -1,0 +1,156 @@
+"""What the runs of a page show, in a sentence: no more than was measured, and nothing from a single seed."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kairostep.reports.arms import Arm, same_task
+from kairostep.reports.rounding import with_error
+from kairostep.reports.run_history import RunHistory
+from kairostep.reports.target import Spread, spread_of
+
+SAME_COST = 0.005  # network evaluations that differ by less are called the same
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A sentence for the top of a page, and one for each arm below it."""
+
+    line: str
+    details: list[str]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An arm beside the baseline: final held-out losses of the same seeds, as logarithms of their ratios."""
+
+    arm: str
+    spread: Spread | None  # None without a seed that both have finished
+    num_seeds: int
+    cost: float | None  # network evaluations, probes included, over the baseline's
+
+    @property
+    def decided(self) -> int:
+        """-1 if the arm ends lower than the baseline beyond the spread of seeds, 1 if higher, else 0."""
+        if self.spread is None or self.spread.half_width is None or abs(self.spread.mean) <= self.spread.half_width:
+            return 0
+        return -1 if self.spread.mean < 0 else 1
+
+
+def verdict(arms: Sequence[Arm]) -> Verdict | None:
+    """Return what final held-out losses show, None where none was recorded."""
+    baseline = next((arm for arm in arms if arm.baseline), None)
+    if baseline is None or not any(run.history.last for arm in arms for run in arm.runs):
+        return None
+    others = [arm for arm in arms if not arm.baseline and same_task(arm.first, baseline.first)]
+    if not others:
+        return Verdict(f"{_measured(baseline)} There is nothing to compare it with.", [])
+    found = [compare(arm, baseline) for arm in others]
+    most_seeds = max(comparison.num_seeds for comparison in found)
+    unfinished = sum(run.history.state != "finished" for arm in (baseline, *others) for run in arm.runs)
+    if most_seeds > 1:
+        return _of_seeds(found, baseline.name)
+    losses = ", ".join(_loss_of(arm) for arm in (baseline, *others))
+    if unfinished:
+        runs = f"{unfinished} run{'s have' if unfinished > 1 else ' has'} not finished"
+        return Verdict(f"No verdict yet: {runs}.", [f"Held-out loss so far: {losses}."])
+    if most_seeds == 0:
+        line = f"No verdict: no arm has a seed that {baseline.name} has too."
+    else:
+        line = "One seed for each arm shows no difference beyond the spread of seeds: train three or more to compare."
+    return Verdict(line, [f"Held-out loss at the end, measured once each: {losses}."])
+
+
+def compare(arm: Arm, baseline: Arm) -> Comparison:
+    """Return how an arm ends beside the baseline, over the seeds that both have finished."""
+    ends, others = _by_seed(arm), _by_seed(baseline)
+    pairs = [(ends[seed], others[seed]) for seed in ends if seed in others]
+    ratios = [math.log(_end(run) / _end(other)) for run, other in pairs]
+    costs = [(_evaluations(run), _evaluations(other)) for run, other in pairs]
+    known = [run / other for run, other in costs if run and other]
+    return Comparison(
+        arm.name,
+        spread_of(ratios) if ratios else None,
+        len(pairs),
+        math.fsum(known) / len(known) if known else None,
+    )
+
+
+def _of_seeds(found: Sequence[Comparison], baseline: str) -> Verdict:
+    """Return the verdict where one arm at least has several seeds."""
+    told = [_told(comparison, baseline) for comparison in found]
+    if len(found) == 1:
+        return Verdict(told[0], [])
+    lower, higher = ([each.arm for each in found if each.decided == sign] for sign in (-1, 1))
+    parts = [
+        f"{_listed(names)} end{'s' * (len(names) == 1)} {word}"
+        for names, word in ((lower, "lower"), (higher, "higher"))
+        if names
+    ]
+    if not parts:
+        return Verdict(f"No arm differs from {baseline} in held-out loss by more than seeds do.", told)
+    rest = "; the others do not differ beyond the spread of seeds" if len(lower) + len(higher) < len(found) else ""
+    return Verdict(f"In held-out loss, {' and '.join(parts)} than {baseline}{rest}.", told)
+
+
+def _told(comparison: Comparison, baseline: str) -> str:
+    """Return a sentence about one arm."""
+    spread = comparison.spread
+    if spread is None:
+        return f"{comparison.arm}: no finished seed that {baseline} has too, so no verdict."
+    if spread.half_width is None:
+        return f"{comparison.arm}: one seed in common with {baseline} shows no difference beyond the spread of seeds."
+    low, high = (_change(spread.mean + sign * spread.half_width) for sign in (-1, 1))
+    interval = f"95 % interval {low} to {high}, {comparison.num_seeds} seeds"
+    cost = ""
+    if comparison.cost is not None:
+        differs = abs(comparison.cost - 1) > SAME_COST
+        cost = f", with {comparison.cost:.2f} times" if differs else ", with as many"
+        cost += " the network evaluations" if differs else " network evaluations"
+    if comparison.decided:
+        return f"{comparison.arm}: held-out loss {_change(spread.mean)} than {baseline} ({interval}){cost}."
+    return f"{comparison.arm}: no difference from {baseline} beyond the spread of seeds ({interval}){cost}."
+
+
+def _change(log_ratio: float) -> str:
+    percent = 100 * math.expm1(log_ratio)
+    size = abs(percent)
+    digits = 0 if size >= 10 else 1 if size >= 1 else 2
+    return f"{size:.{digits}f} % {'lower' if percent < 0 else 'higher'}"
+
+
+def _measured(arm: Arm) -> str:
+    """Return the last held-out loss of an arm by itself."""
+    losses = [_end(run.history) for run in arm.runs if run.history.last]
+    if not losses:
+        return f"{arm.name} has no held-out loss yet."
+    if len(losses) > 1:
+        spread = spread_of(losses)
+        of = f"mean ± standard deviation of {len(losses)} seeds"
+        return f"Held-out loss {with_error(spread.mean, spread.deviation)} ({of})."
+    (last,) = [run.history.last for run in arm.runs if run.history.last]
+    return f"Held-out loss {with_error(last.loss, last.loss_error)} after {last.step:,.0f} steps."
+
+
+def _loss_of(arm: Arm) -> str:
+    losses = [_end(run.history) for run in arm.runs if run.history.last]
+    return f"{arm.name} {math.fsum(losses) / len(losses):#.3g}" if losses else f"{arm.name} none"
+
+
+def _by_seed(arm: Arm) -> dict[Any, RunHistory]:
+    """Return finished runs, one for each seed: a seed that was run twice tells nothing about other seeds."""
+    runs = [run.history for run in reversed(arm.runs)]
+    return {run.seed: run for run in runs if run.seed is not None and run.state == "finished" and _end(run) > 0}
+
+
+def _end(run: RunHistory) -> float:
+    return run.last.loss if run.last and run.last.loss is not None else math.nan
+
+
+def _evaluations(run: RunHistory) -> float | None:
+    return run.last.evaluations if run.last else None
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
