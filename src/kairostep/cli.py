@@ -6,17 +6,20 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import kairostep
 from kairostep.commands.arguments import ANALYSE_TEXT, PREVIEW_TEXT, add_analyse, add_preview
+from kairostep.commands.streams import lossy_output
 
 if TYPE_CHECKING:
     from kairostep.experiments import Config
 
 USAGE_ERROR, RUN_ERROR = 2, 1
 WITH_SETTINGS = ("train", "preview", "analyse")  # of training, as --key=value
+LONG = ("train", "generate", "evaluate", "analyse")  # their work is on disk: it goes on where nobody reads along
 
 TRAIN_TEXT = """\
 Settings are --key=value, options of a part --part.option=value, as in
@@ -78,6 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     known.typed = shlex.join(["kairostep", *(sys.argv[1:] if arguments is None else arguments)])
     if settings and known.command not in WITH_SETTINGS:
         parser.error(f"unrecognized arguments: {' '.join(settings)}")
+    with lossy_output() if known.command in LONG else nullcontext():
+        run_command(known, settings)
+
+
+def run_command(known: argparse.Namespace, settings: Sequence[str]) -> None:
+    """Run the command of parsed arguments, its failure a message."""
     try:
         known.run(known, settings)
     except ModuleNotFoundError as error:
