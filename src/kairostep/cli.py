@@ -6,7 +6,6 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -81,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     known.typed = shlex.join(["kairostep", *(sys.argv[1:] if arguments is None else arguments)])
     if settings and known.command not in WITH_SETTINGS:
         parser.error(f"unrecognized arguments: {' '.join(settings)}")
-    with lossy_output() if known.command in LONG else nullcontext():
+    with lossy_output(known.command in LONG):
         run_command(known, settings)
 
 
@@ -97,6 +96,12 @@ def run_command(known: argparse.Namespace, settings: Sequence[str]) -> None:
         fail(str(error), USAGE_ERROR)
     except OSError as error:
         fail(str(error), RUN_ERROR)
+    except (RuntimeError, MemoryError) as error:
+        from kairostep.commands.failures import words_for
+
+        if (message := words_for(error)) is None:
+            raise
+        fail(message, RUN_ERROR)
     except KeyboardInterrupt:
         fail("interrupted", 128 + signal.SIGINT)
 
