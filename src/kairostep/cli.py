@@ -78,6 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser()
     known, settings = parser.parse_known_args(arguments)
     known.typed = shlex.join(["kairostep", *(sys.argv[1:] if arguments is None else arguments)])
+    if [] in vars(known).values():  # what argparse makes of --option=--
+        parser.error("an option must have a value, got --: leave it out, or pass one")
     if settings and known.command not in WITH_SETTINGS:
         parser.error(f"unrecognized arguments: {' '.join(settings)}")
     with lossy_output(known.command in LONG):
