@@ -1,6 +1,7 @@
 """Sizes that cannot be meant are refused before anything of that size is made; large ones that can be are not."""
 
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from kairostep.experiments import Config, build, experiment, preset
 from kairostep.experiments.config import with_overrides
 from kairostep.experiments.experiment import host_memory, make_network, make_objective
 from kairostep.networks import ddpm_unet
-from kairostep.timesteps.arguments import count
+from kairostep.timesteps.arguments import count, finite, nonnegative, positive
 
 CPU = torch.device("cpu")
 
@@ -30,6 +31,9 @@ CPU = torch.device("cpu")
         (["--network=uvit", "--network.mlp_ratio=1e30"], r"mlp_ratio must be in \(0, 1024\], got 1e\+30"),
         (["--sampler.num_bins=1e9"], "num_bins must be at most 1000000, got 1000000000"),
         (["--sampler=adaptive", "--sampler.hidden=1e9"], "hidden must be at most 65536, got 1000000000"),
+        (["--sampler=progress", "--sampler.num_probes=1e18"], "sampler.num_probes must be at most 1000000, got 10+:"),
+        (["--sampler=progress", "--sampler.max_move=1e308"], r"max_move must be at most 3.4e\+38 in size, got 1e\+308"),
+        (["--sampler=adaptive", "--sampler.sweep_x0=1e9"], "sweep_x0 must be at most 1000000, got 1000000000"),
         (["--batch_size=1e9"], "batch_size must be at most 1000000, got 1000000000"),
         ([f"--steps={10**30}"], "steps must be at most 1000000000000000, got a number of 31 digits"),
     ],
@@ -114,3 +118,12 @@ def test_what_counts_nothing_may_be_large() -> None:
     assert count("seed", 2**63 - 1) == 2**63 - 1
     with pytest.raises(ValueError, match="rows must be at most 5, got 6: more cannot be meant"):
         count("rows", 6, at_most=5)
+
+
+@pytest.mark.parametrize("check", [positive, finite, nonnegative])
+def test_numbers_beyond_float32_are_refused(check: Callable[[str, float], float]) -> None:
+    assert check("scale", 3.4e38) == 3.4e38
+    with pytest.raises(ValueError, match=r"scale must be at most 3.4e\+38 in size, got 1e\+39: pass a smaller number"):
+        check("scale", 1e39)
+    with pytest.raises(ValueError, match="got a number of 401 digits"):
+        check("scale", 10**400)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+FLOAT32_MAX = 3.4028234e38
 LARGEST = 10**15  # of counts that nothing is made of, such as steps: exact in float64, with room to multiply
 MOST = {  # of counts that something is made of: refused before it is
     "num_steps": 10**7,  # of a process
@@ -11,6 +12,8 @@ MOST = {  # of counts that something is made of: refused before it is
     "queue_size": 10**5,
     "num_selected": 10**5,
     "num_probes": 10**6,
+    "sweep_x0": 10**6,
+    "reward_rows": 10**6,
     "channels": 2**16,
     "multipliers": 2**10,
     "blocks": 2**8,
@@ -36,20 +39,28 @@ def positive(name: str, value: float) -> float:
     """Return `value` if it is a finite number above 0."""
     if not 0 < value < float("inf"):
         raise ValueError(f"{name} must be a finite number above 0, got {value}: pass for instance {name}=1.0")
-    return value
+    return in_float32(name, value)
 
 
 def finite(name: str, value: float) -> float:
     """Return `value` if it is a finite number."""
     if not float("-inf") < value < float("inf"):
         raise ValueError(f"{name} must be a finite number, got {value}: pass for instance {name}=0.0")
-    return value
+    return in_float32(name, value)
 
 
 def nonnegative(name: str, value: float) -> float:
     """Return `value` if it is a finite number of at least 0."""
     if not 0 <= value < float("inf"):
         raise ValueError(f"{name} must be a finite number of at least 0, got {value}: pass for instance {name}=0.01")
+    return in_float32(name, value)
+
+
+def in_float32(name: str, value: float) -> float:
+    """Return `value` if float32, in which samplers compute, can hold it."""
+    if abs(value) > FLOAT32_MAX:
+        shown = f"{value:.3g}" if isinstance(value, float) else f"a number of {len(str(value))} digits"
+        raise ValueError(f"{name} must be at most {FLOAT32_MAX:.3g} in size, got {shown}: pass a smaller number")
     return value
 
 
