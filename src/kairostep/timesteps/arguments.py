@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-FLOAT32_MAX = 3.4028234e38
+LARGEST_FLOAT = 1e30  # float32 ends at 3.4e38: with room to multiply
 LARGEST = 10**15  # of counts that nothing is made of, such as steps: exact in float64, with room to multiply
 MOST = {  # of counts that something is made of: refused before it is
     "num_steps": 10**7,  # of a process
@@ -58,9 +58,9 @@ def nonnegative(name: str, value: float) -> float:
 
 def in_float32(name: str, value: float) -> float:
     """Return `value` if float32, in which samplers compute, can hold it."""
-    if abs(value) > FLOAT32_MAX:
+    if abs(value) > LARGEST_FLOAT:
         shown = f"{value:.3g}" if isinstance(value, float) else f"a number of {len(str(value))} digits"
-        raise ValueError(f"{name} must be at most {FLOAT32_MAX:.3g} in size, got {shown}: pass a smaller number")
+        raise ValueError(f"{name} must be at most {LARGEST_FLOAT:.3g} in size, got {shown}: pass a smaller number")
     return value
 
 
