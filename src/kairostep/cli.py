@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import kairostep
 from kairostep.commands.arguments import ANALYSE_TEXT, PREVIEW_TEXT, add_analyse, add_preview
+from kairostep.commands.streams import lossy_output
 
 if TYPE_CHECKING:
     from kairostep.experiments import Config
 
 USAGE_ERROR, RUN_ERROR = 2, 1
 WITH_SETTINGS = ("train", "preview", "analyse")  # of training, as --key=value
+LONG = ("train", "generate", "evaluate", "analyse")  # their work is on disk: it goes on where nobody reads along
 
 TRAIN_TEXT = """\
 Settings are --key=value, options of a part --part.option=value, as in
@@ -76,8 +78,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser()
     known, settings = parser.parse_known_args(arguments)
     known.typed = shlex.join(["kairostep", *(sys.argv[1:] if arguments is None else arguments)])
+    if [] in vars(known).values():  # what argparse makes of --option=--
+        parser.error("an option must have a value, got --: leave it out, or pass one")
     if settings and known.command not in WITH_SETTINGS:
         parser.error(f"unrecognized arguments: {' '.join(settings)}")
+    with lossy_output(known.command in LONG):
+        run_command(known, settings)
+
+
+def run_command(known: argparse.Namespace, settings: Sequence[str]) -> None:
+    """Run the command of parsed arguments, its failure a message."""
     try:
         known.run(known, settings)
     except ModuleNotFoundError as error:
@@ -88,6 +98,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(str(error), USAGE_ERROR)
     except OSError as error:
         fail(str(error), RUN_ERROR)
+    except (RuntimeError, MemoryError) as error:
+        from kairostep.commands.failures import words_for
+
+        if (message := words_for(error)) is None:
+            raise
+        fail(message, RUN_ERROR)
     except KeyboardInterrupt:
         fail("interrupted", 128 + signal.SIGINT)
 

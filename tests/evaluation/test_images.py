@@ -110,6 +110,8 @@ def test_files_that_hold_no_images_are_refused(tmp_path: Path) -> None:
     for name in ("b.npz", "missing"):
         with pytest.raises(ValueError, match=f"images must be an npz file or a folder, got .*{name}"):
             open_images(tmp_path / name, 3)
+    with pytest.raises(ValueError, match="got /dev/full: it is no file of a known length"):
+        open_images("/dev/full", 3)  # which would be read until memory is full
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="folder must hold at least one image"):
         open_images(tmp_path / "empty", 3)

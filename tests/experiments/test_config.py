@@ -205,6 +205,24 @@ def test_a_config_comes_out_of_a_pipe_where_it_is_asked_for(tmp_path: Path) -> N
     writer.join()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--sampler=1", "--sampler.reward=2"],
+            "--sampler must be a name, .*, got 1: name it, as in --sampler=root_loss",
+        ),
+        (["--network=null", "--network.depth=false"], "--network must be a name, .*, got None: name it, as in"),
+        (["--data=[a]", "--data.size=3"], r"--data must be a name, .*, got \['a'\]: name it, as in --data=digits"),
+        (["--process=1.5"], "process must be a name, or a mapping with a name and options, got 1.5"),
+        (["--process={name: 3}", "--process.num_steps=3"], "process must be a name, or a mapping with a name"),
+    ],
+)
+def test_a_part_that_is_no_name_is_told(arguments: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        with_overrides(Config(), arguments)
+
+
 def test_differences_name_what_decides_the_weights() -> None:
     assert differences(PLAIN, PLAIN) == []
     changed = replace(PLAIN, steps=7, seed=3, sampler=Component("uniform", {"unbiased": True}), output="x", workers=0)

@@ -1,5 +1,6 @@
 """Files are whole or not there, and what is there is not made again."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,80 @@ def test_a_merge_that_was_cut_off_is_done_again(tmp_path: Path, monkeypatch: pyt
     assert list(files.missing()) == []
     files.finish([])
     assert visible(tmp_path) == {"images.npz"}
+
+
+DAMAGE = {
+    "empty": lambda data: b"",
+    "cut": lambda data: data[:-5],
+    "not even an archive": lambda data: b"x" * 500,
+    "an archive of nothing": lambda data: b"PK\x05\x06" + bytes(18),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@every_format
+def test_a_damaged_file_is_made_again(kind: Any, damage: str, tmp_path: Path) -> None:
+    files = kind(tmp_path, 4)
+    write(files, 0)
+    write(files, 1, 2)
+    write(files, 3)
+    (hurt,) = tmp_path.rglob("000001.*")
+    hurt.write_bytes(DAMAGE[damage](hurt.read_bytes()))
+    missing = list(files.missing())
+    assert missing == ([1] if kind is PngFiles else [1, 2])
+    for image in missing:
+        write(files, image)
+    files.finish([])
+    assert list(files.missing()) == []
+    if kind is PngFiles:
+        assert np.array_equal(np.array(Image.open(tmp_path / "000001.png")), pixels_of([1])[0])
+    else:
+        with np.load(tmp_path / "images.npz") as arrays:
+            assert np.array_equal(arrays["images"], pixels_of([0, 1, 2, 3]))
+
+
+def test_a_shard_that_turns_out_damaged_in_the_end_is_left_out_and_made_the_next_time(tmp_path: Path) -> None:
+    files = NpzFile(tmp_path, 3)
+    write(files, 0)
+    write(files, 1, 2)
+    shard = tmp_path / "shards" / "000001.npz"
+    data = bytearray(shard.read_bytes())
+    place = data.index(pixels_of([1]).tobytes()[:20])
+    data[place] ^= 1  # which its checksum tells, once the images are read
+    shard.write_bytes(data)
+    assert list(files.missing()) == []
+    with pytest.raises(OSError, match=r"must hold all 3 images, got 1, .*: the same command makes them again"):
+        files.finish([])
+    assert list(files.missing()) == [1, 2]
+    assert not (tmp_path / "images.npz").exists()
+    write(files, 1, 2)
+    files.finish([])
+    with np.load(tmp_path / "images.npz") as arrays:
+        assert np.array_equal(arrays["images"], pixels_of([0, 1, 2]))
+
+
+@every_format
+def test_files_are_on_the_disk_before_they_have_their_name(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[tuple[str, int]] = []
+    real_sync, real_replace = os.fsync, Path.replace
+
+    def sync(descriptor: int) -> None:
+        events.append(("synced", os.fstat(descriptor).st_ino))
+        real_sync(descriptor)
+
+    def replace(path: Path, target: Path) -> Path:
+        events.append(("renamed", path.stat().st_ino))
+        return real_replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "replace", replace)
+    files = kind(tmp_path, 3)
+    write(files, 0, 1)
+    write(files, 2)
+    files.finish([])
+    renamed = [place for place, (event, _) in enumerate(events) if event == "renamed"]
+    assert len(renamed) == 3
+    for place in renamed:
+        assert ("synced", events[place][1]) in events[:place]

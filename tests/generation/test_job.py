@@ -189,6 +189,13 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path, state: PartialSta
     assert contents(tmp_path) == {"photo.png": b"dear"}
 
 
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b"[" * 100_000])
+def test_a_damaged_record_is_named(content: bytes, tmp_path: Path, state: PartialState) -> None:
+    (tmp_path / "generation.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"generation\.json must be what `kairostep generate` wrote, got"):
+        generate_images(trained_model(), QUICK, tmp_path, state)
+
+
 def test_a_finished_npz_does_not_grow(tmp_path: Path, state: PartialState) -> None:
     request = replace(QUICK, num=3, format="npz")
     generate_images(trained_model(), request, tmp_path, state)

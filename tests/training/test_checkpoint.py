@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -237,3 +238,55 @@ def test_tensors_of_somebody_else_are_refused(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"nothing\.safetensors"):
         read(tmp_path / "nothing.safetensors")
+
+
+# A folder that others change
+
+
+def test_checkpoints_removed_while_they_are_pruned_do_not_stop_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    checkpoints.save(1, {"x": torch.ones(2)}, {"held_out": 1.0})
+    monkeypatch.setattr(Checkpoints, "best", lambda self: shutil.rmtree(self.directory))
+    checkpoints.save(2, {"x": torch.ones(2)}, {"held_out": 2.0})
+    monkeypatch.undo()
+    assert checkpoints.paths() == []
+    assert checkpoints.best() is None
+    path = checkpoints.save(3, {"x": torch.ones(2)}, {"held_out": 3.0})
+    assert checkpoints.paths() == [path]
+
+
+def test_a_folder_removed_while_it_is_listed_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def glob(*_: Any) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "glob", glob)
+    assert Checkpoints(tmp_path, keep=1).paths() == []
+
+
+def test_a_directory_in_the_place_of_a_checkpoint_is_named_and_left_alone(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    directory = tmp_path / "step-00000001.safetensors"
+    directory.mkdir()
+    (tmp_path / "step-last.safetensors").touch()  # somebody else's
+    path = checkpoints.save(2, {"x": torch.ones(2)}, {"held_out": 2.0})
+    assert checkpoints.paths() == [directory, path]
+    assert checkpoints.best() == path
+    for reader in (read, read_facts):
+        with pytest.raises(CheckpointError, match="is damaged: it must be a file, and is a directory"):
+            reader(directory)
+
+
+def test_checkpoints_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (99_999_999, 100_000_000):
+        checkpoints.save(step, {"x": torch.ones(2)}, {})
+    assert [path.stem for path in checkpoints.paths()] == ["step-99999999", "step-100000000"]
+
+
+@pytest.mark.parametrize("facts", ["[]", '{"held_out": "low"}', "{", "[" * 100_000])
+def test_facts_that_are_none_are_passed_over(facts: str, tmp_path: Path) -> None:
+    header = {"state": "{}", "facts": facts, "sha256": ""}
+    save_file({"x": torch.ones(2)}, tmp_path / "step-00000001.safetensors", metadata=header)
+    assert Checkpoints(tmp_path, keep=1).best() is None

@@ -1,9 +1,11 @@
 """One run at a time in a directory, streamed data under signals, data that change, and runs in latents."""
 
+import fcntl
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +13,11 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.autoencoders.vq_model import VQModel
 from diffusers.models.unets.unet_2d import UNet2DModel
 from PIL import Image
-from small_runs import ADAPTIVE, Child, arguments, assert_same_run, num_lines
+from small_runs import ADAPTIVE, CONTEXT, PATIENCE, Child, arguments, assert_same_run, num_lines
 
 import kairostep.cli
 from kairostep.data import batches
+from kairostep.training.directory import DirectoryLock
 
 QUICK = ["--steps=4", "--batch_size=8", "--network.channels=8", "--network.multipliers=[1,2]", "--network.blocks=1"]
 QUICK += ["--held_out_images=8", "--sample_steps=2", "--network.attention=[]"]
@@ -34,6 +37,55 @@ def test_a_second_run_in_the_same_directory_is_refused_and_changes_nothing(tmp_p
     first.send(signal.SIGKILL)
     third = Child(arguments(directory, {**endless, "steps": 10}), tmp_path / "third")
     assert third.join() == 0, third.output  # the lock ended with its process
+
+
+def lock_slowly(directory: Path, opened: Any, go_on: Any, answers: Any) -> None:
+    """Open the lock file, wait, then lock it, as a process does that is not scheduled in between."""
+    real = fcntl.lockf
+
+    def lockf(*arguments: Any) -> None:
+        if not opened.is_set():
+            opened.set()
+            assert go_on.wait(PATIENCE)
+        real(*arguments)
+
+    fcntl.lockf = lockf
+    try:
+        lock = DirectoryLock(directory)
+    except ValueError as error:
+        answers.put(str(error))
+    else:
+        held = os.path.samestat(os.fstat(lock.file.fileno()), lock.path.stat())
+        answers.put("holds the file that others would lock" if held else "holds another file")
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_lock_released_between_opening_and_locking_is_not_held_twice(others: int, tmp_path: Path) -> None:
+    opened, go_on, answers = CONTEXT.Event(), CONTEXT.Event(), CONTEXT.Queue()
+    first = DirectoryLock(tmp_path)
+    second = CONTEXT.Process(target=lock_slowly, args=(tmp_path, opened, go_on, answers))
+    second.start()
+    assert opened.wait(PATIENCE)
+    first.release()
+    third = DirectoryLock(tmp_path) if others else None
+    go_on.set()
+    answer = answers.get(timeout=PATIENCE)
+    second.join(PATIENCE)
+    if third is None:
+        assert answer == "holds the file that others would lock"
+    else:
+        assert "in which another is at work" in answer
+        third.release()
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_was_replaced_keeps_the_lock_of_its_new_owner(tmp_path: Path) -> None:
+    lock = DirectoryLock(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").touch()
+    lock.release()
+    assert (tmp_path / "run" / ".lock").exists()
 
 
 def stream_in_a_group_of_its_own() -> None:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the run saves, says how to go on, and goes on as if nothing had been."""
+"""SIGINT, SIGTERM and SIGHUP: the run saves, says how to go on, and goes on as if nothing had been."""
 
 import re
 import signal
@@ -26,7 +26,7 @@ import kairostep.cli
 from kairostep.training import checkpoint, interruption
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_the_run_goes_on(
     number: signal.Signals, tmp_path: Path, whole_runs: Callable[..., Path]
 ) -> None:

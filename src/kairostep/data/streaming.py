@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from kairostep.data.dataset import Dataset
+from kairostep.stopping import stopping_signals
 
 AHEAD = 4  # batches that each worker reads in advance
 
@@ -35,7 +36,7 @@ def _unchanged(batch: Any) -> Any:
 
 def _leave_signals_to_the_parent(worker: int) -> None:
     """A signal to the whole process group shall not end workers while the parent still saves; they end with it."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stopping_signals():
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -52,6 +52,8 @@ class NpzImages(ImageSource):
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            if path.exists() and not path.is_file():
+                raise OSError("it is no file of a known length")  # /dev/zero would be read for ever
             with zipfile.ZipFile(path) as archive:
                 names = [name for name in ARRAYS if f"{name}.npy" in archive.namelist()]
                 if not names:

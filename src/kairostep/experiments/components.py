@@ -122,6 +122,7 @@ def progress(
     """Return the progress sampler, its probes a fixed sample of the training set."""
     choice("sampler.prior", prior, PRIORS)
     density = make_standalone("sampler.prior", prior, objective, seed)
+    count("sampler.num_probes", num_probes)
     probe = ProbeSet(objective, model, dataset, num_probes, with_classes=num_classes > 0)
     if every is None:
         every = arguments_of(Progress)["every"].default * math.ceil(num_probes / (2 * batch_size))

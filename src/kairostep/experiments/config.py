@@ -185,6 +185,11 @@ def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
         if option and part not in COMPONENTS:
             raise ValueError(f"--{part} must be a single value, it has no option {option!r}: write --{part}={value}")
         if option:
+            if not isinstance(raw[part], Mapping):
+                raise ValueError(
+                    f"--{part} must be {DESCRIPTIONS[Component]}, got {raw[part]!r}: "
+                    f"name it, as in --{part}={to_dict(config)[part]['name']}, before its options"
+                )
             raw[part] = {**raw[part], option: value}
         elif part in COMPONENTS and isinstance(value, str):
             raw[part] = raw[part] if raw[part]["name"] == value else {"name": value}

@@ -1,5 +1,6 @@
 """From a config to the objects that it names."""
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from kairostep.experiments.components import (
 from kairostep.experiments.config import Config
 from kairostep.timesteps import TimestepSampler
 
+TRAINING_COPIES = 5  # of the weights where they are trained: they, their average, gradients and Adam's two moments
 NUM_REFERENCE = 8192  # images that a stable target draws from, kept on the device
 
 
@@ -73,7 +75,8 @@ def build(config: Config, device: torch.device) -> Experiment:
     dataset, held_out = load_data(config, device)
     if config.stable_target:
         objective.target = StableTarget(read_reference(config, dataset).to(device), config.stable_target)
-    model = make_network(config, dataset.shape, dataset.num_classes)
+    copies = TRAINING_COPIES if device.type == "cpu" else 1
+    model = make_network(config, dataset.shape, dataset.num_classes, copies=copies)
     sampler = make(
         "sampler",
         SAMPLERS,
@@ -159,20 +162,42 @@ def _load_split(config: Config, split: str, device: torch.device) -> Dataset:
     return encode_latents(dataset, config.autoencoder, cache, device, num_workers=config.workers)
 
 
-def make_network(config: Config, shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Return the network for samples (C, H, W) of data with so many classes, its weights a function of the seed."""
+def make_network(config: Config, shape: tuple[int, ...], num_classes: int, *, copies: int = 1) -> nn.Module:
+    """Return the network for samples (C, H, W) of data with so many classes, its weights a function of the seed.
+
+    Memory has to hold so many `copies` of the weights: what is too large is refused before it is made.
+    """
     channels, height, width = shape
     if height != width:
         raise ValueError(f"samples must be square, got {height} x {width}: crop them first")
+    given: dict[str, Any] = {
+        "sample_size": height,
+        "in_channels": channels,
+        "num_classes": num_classes if config.label_dropout is not None else None,
+    }
     generator_state = torch.get_rng_state()
+    with torch.device("meta"):  # sizes alone
+        check_memory(config.network.name, make("network", NETWORKS, config.network, **given), copies)
     torch.manual_seed(config.seed)
-    model: nn.Module = make(
-        "network",
-        NETWORKS,
-        config.network,
-        sample_size=height,
-        in_channels=channels,
-        num_classes=num_classes if config.label_dropout is not None else None,
-    )
+    model: nn.Module = make("network", NETWORKS, config.network, **given)
     torch.set_rng_state(generator_state)
     return model
+
+
+def check_memory(name: str, model: nn.Module, copies: int) -> None:
+    """Raise ValueError for a network whose weights do not fit into the machine's memory so many times."""
+    memory, num_bytes = host_memory(), copies * sum(p.numel() * p.element_size() for p in model.parameters())
+    if memory is not None and num_bytes > memory:
+        num_parameters = sum(p.numel() for p in model.parameters()) / 1e6
+        raise ValueError(
+            f"{copies} x the weights of a network must fit into memory, {memory / 2**30:.0f} GiB, got {name} of "
+            f"{num_parameters:,.0f}M parameters, {num_bytes / 2**30:,.0f} GiB: lower a --network option"
+        )
+
+
+def host_memory() -> int | None:
+    """Return the bytes of memory that this machine has, None where it does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None

@@ -1,8 +1,13 @@
 """Images on disk, each file whole or not there: PNG files, or one npz that grows in shards."""
 
+import io
+import logging
+import os
 import shutil
 import zipfile
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,6 +15,40 @@ import numpy as np
 from PIL import Image
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
+PNG_END = b"IEND\xaeB`\x82"  # the last bytes of every whole PNG file
+NUM_WRITERS = 8  # threads: files that wait for the disk together wait no longer than one
+DAMAGES = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, MemoryError)  # what NumPy raises
+DAMAGES_BELOW = (zipfile.BadZipFile, zlib.error)
+
+log = logging.getLogger("kairostep")
+
+
+class DamagedShard(Exception):
+    """A part of an npz file that cannot be read."""
+
+
+def write_whole(path: Path, write: Callable[[Any], Any]) -> None:
+    """Write a file under a temporary name, to the disk itself, then rename it: it is whole or not there."""
+    temporary = path.with_name(f".{path.name}")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def is_whole_png(path: Path) -> bool:
+    """Whether a file ends as a PNG does: a power cut may leave a file empty or short, and its name in place."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-len(PNG_END), os.SEEK_END)
+            return file.read() == PNG_END
+    except OSError:  # shorter than that, no file, or not readable
+        return False
 
 
 class ImageFiles(Protocol):
@@ -40,20 +79,19 @@ class PngFiles:
 
     def missing(self, first: int = 0, stride: int = 1) -> Iterator[int]:
         """Yield those of the images first, first + stride, ... that are not there."""
-        return (image for image in range(first, self.num, stride) if not self.path(image).exists())
+        there = {path.name for path in self.folder.glob("[0-9]*.png") if is_whole_png(path)}
+        return (image for image in range(first, self.num, stride) if self.path(image).name not in there)
 
     def write(self, images: Sequence[int], pixels: Pixels) -> None:
         """Write these images, (N, H, W, C)."""
         if pixels.shape[-1] not in (1, 3):
             raise ValueError(f"PNG files have 1 or 3 channels, got {pixels.shape[-1]}: pass --format npz")
-        for image, values in zip(images, pixels, strict=True):
-            path = self.path(image)
-            temporary = path.with_name(f".{path.name}")
-            try:
-                Image.fromarray(values.squeeze(-1) if values.shape[-1] == 1 else values).save(temporary, format="PNG")
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
+        with ThreadPoolExecutor(NUM_WRITERS) as threads:
+            list(threads.map(self._write_one, images, pixels))
+
+    def _write_one(self, image: int, values: Pixels) -> None:
+        picture = Image.fromarray(values.squeeze(-1) if values.shape[-1] == 1 else values)
+        write_whole(self.path(image), lambda file: picture.save(file, format="PNG"))
 
     def finish(self, labels: Sequence[int]) -> None:
         """Do nothing: every file has its last form."""
@@ -67,48 +105,70 @@ class NpzFile:
 
     def missing(self, first: int = 0, stride: int = 1) -> Iterator[int]:
         """Yield those of the images first, first + stride, ... that are not there."""
-        if self.path.exists():
+        if zipfile.is_zipfile(self.path):
             return iter(())
         there = np.zeros(self.num, bool)
         for shard in self.shards.glob("[0-9]*.npz"):
-            with np.load(shard) as arrays:
-                there[arrays["numbers"]] = True
+            try:
+                there[self._read(shard, "numbers")] = True
+            except DamagedShard as error:
+                log.warning("%s: its images are made again", error)
         return (image for image in range(first, self.num, stride) if not there[image])
 
     def write(self, images: Sequence[int], pixels: Pixels) -> None:
         """Write these images, (N, H, W, C), as a shard."""
         self.shards.mkdir(exist_ok=True)
         path = self.shards / f"{images[0]:06d}.npz"
-        temporary = path.with_name(f".{path.name}")
-        try:
-            with temporary.open("wb") as file:
-                np.savez(file, numbers=np.array(images), images=pixels)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(path, lambda file: np.savez(file, numbers=np.array(images), images=pixels))
 
     def finish(self, labels: Sequence[int]) -> None:
         """Merge the shards, one in memory at a time."""
-        if self.path.exists():
+        if zipfile.is_zipfile(self.path):
             return
-        merged, temporary = self.shards / ".images.npy", self.path.with_name(f".{self.path.name}")
-        images = None
+        merged = self.shards / ".images.npy"
+        self._merge(merged)
+
+        def write(file: io.BufferedIOBase) -> None:
+            with zipfile.ZipFile(file, "w") as archive:  # as np.savez writes it, but without the array in memory
+                archive.write(merged, "images.npy")
+                if len(labels):
+                    with archive.open("labels.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, np.resize(np.array(labels, np.int64), self.num))
+
+        write_whole(self.path, write)
+        shutil.rmtree(self.shards)
+
+    def _merge(self, merged: Path) -> None:
+        images, there = None, np.zeros(self.num, bool)
         for shard in self.shards.glob("[0-9]*.npz"):
-            with np.load(shard) as arrays:
-                pixels, numbers = arrays["images"], arrays["numbers"]
+            try:
+                numbers, pixels = self._read(shard, "numbers"), self._read(shard, "images")
+            except DamagedShard:
+                shard.unlink(missing_ok=True)
+                continue
             if images is None:
                 shape = (self.num, *pixels.shape[1:])
                 images = np.lib.format.open_memmap(merged, mode="w+", dtype=np.uint8, shape=shape)
-            images[numbers] = pixels
-        assert images is not None
+            images[numbers], there[numbers] = pixels, True
+        if images is None or not there.all():
+            raise OSError(
+                f"the files in {self.shards} must hold all {self.num} images, got {there.sum()}, the others being "
+                "damaged: the same command makes them again"
+            )
         images.flush()
-        with zipfile.ZipFile(temporary, "w") as archive:  # as np.savez writes it, but without the array in memory
-            archive.write(merged, "images.npy")
-            if len(labels):
-                with archive.open("labels.npy", "w", force_zip64=True) as file:
-                    np.lib.format.write_array(file, np.resize(np.array(labels, np.int64), self.num))
-        temporary.replace(self.path)
-        shutil.rmtree(self.shards)
+
+    def _read(self, shard: Path, name: str) -> Numbers:
+        """Return an array of a shard, its `numbers` checked; DamagedShard if there is none."""
+        try:
+            with shard.open("rb") as file, np.load(file) as arrays:
+                array: Numbers = arrays[name]
+        except (*DAMAGES, *DAMAGES_BELOW) as error:
+            raise DamagedShard(f"{shard} is damaged ({error})") from error
+        if name == "numbers" and (
+            array.dtype.kind not in "iu" or array.size == 0 or not 0 <= array.min() <= array.max() < self.num
+        ):
+            raise DamagedShard(f"{shard} is damaged (numbers that are not 0 to {self.num - 1})")
+        return array
 
 
 FORMATS: dict[str, type[PngFiles] | type[NpzFile]] = {"png": PngFiles, "npz": NpzFile}

@@ -22,6 +22,7 @@ from kairostep.generation.image_files import FORMATS, ImageFiles
 from kairostep.generation.noise import NoiseOfImages, noise_of_images
 from kairostep.generation.record import check_record, write_record
 from kairostep.generation.solvers import network_evaluations, steps_of
+from kairostep.stopping import repeats, stopping_signals
 from kairostep.timesteps.arguments import choice, count, nonnegative
 
 DECODED_ROWS = 32  # samples that an autoencoder decodes at once: images are much larger than latents
@@ -220,7 +221,7 @@ class Writer:
 
 
 class Interrupted(BaseException):
-    """SIGINT or SIGTERM came."""
+    """SIGINT, SIGTERM or SIGHUP came."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -228,8 +229,8 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Turn the first SIGINT or SIGTERM within a block into `Interrupted`; a second one acts as it did before."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Turn the first SIGINT, SIGTERM or SIGHUP in a block into `Interrupted`; a second one acts as it did before."""
+    before = {number: signal.getsignal(number) for number in stopping_signals()}
 
     def restore() -> None:
         for number, handler in before.items():
@@ -237,6 +238,8 @@ def interruptible() -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         restore()
+        if repeats(number):
+            signal.signal(number, signal.SIG_IGN)  # until the block has ended
         raise Interrupted(number)
 
     for number in before:

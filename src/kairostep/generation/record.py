@@ -19,8 +19,10 @@ def read_record(folder: Path) -> dict[str, Any] | None:
                 f"images must go to an empty folder or one with {NAME}, got {folder}: pass another --output"
             ) from None
         return None
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # of JSON or of UTF-8
         raise ValueError(f"{folder / NAME} must be what `kairostep generate` wrote, got {error}") from error
+    if not isinstance(record, dict) or not isinstance(record.get("num"), int):
+        raise ValueError(f"{folder / NAME} must be what `kairostep generate` wrote, got no number of images in it")
     return record
 
 

@@ -68,7 +68,7 @@ def steps_of(process: Process, solver: str, steps: int | None = None) -> int:
         return min(DEFAULT_STEPS[solver], limit or DEFAULT_STEPS[solver])
     if limit is not None and count("steps", steps) > limit:
         raise ValueError(f"steps must be at most the {limit} of the process, got {steps}: pass steps={limit}")
-    return count("steps", steps)
+    return count("steps", steps, at_most=10**6)
 
 
 def network_evaluations(solver: str, steps: int, guidance: float = 1.0) -> int:

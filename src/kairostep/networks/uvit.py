@@ -8,7 +8,9 @@ from torch import Tensor, cat, empty, is_grad_enabled, nn
 from torch.nn import functional as F
 
 from kairostep.networks.inputs import check_labels, divides, time_per_row
-from kairostep.timesteps.arguments import below_one, count, positive
+from kairostep.timesteps.arguments import below_one, count
+
+MAX_MLP_RATIO = 2**10
 
 
 class SelfAttention(nn.Module):
@@ -73,7 +75,8 @@ class UViT2DModel(ModelMixin, ConfigMixin):  # type: ignore[misc]  # the two dis
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         _check_sizes(sample_size, patch_size, hidden_size, depth, num_heads)
-        positive("mlp_ratio", mlp_ratio)
+        if not 0 < mlp_ratio <= MAX_MLP_RATIO:
+            raise ValueError(f"mlp_ratio must be in (0, {MAX_MLP_RATIO}], got {mlp_ratio}: the usual value is 4.0")
         below_one("dropout", dropout)
         self.gradient_checkpointing = False
         num_tokens = (1 if num_classes is None else 2) + (sample_size // patch_size) ** 2

@@ -3,25 +3,64 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+LARGEST_FLOAT = 1e30  # float32 ends at 3.4e38: with room to multiply
+LARGEST = 10**15  # of counts that nothing is made of, such as steps: exact in float64, with room to multiply
+MOST = {  # of counts that something is made of: refused before it is
+    "num_steps": 10**7,  # of a process
+    "num_bins": 10**6,
+    "history": 10**5,
+    "queue_size": 10**5,
+    "num_selected": 10**5,
+    "num_probes": 10**6,
+    "sweep_x0": 10**6,
+    "reward_rows": 10**6,
+    "channels": 2**16,
+    "multipliers": 2**10,
+    "blocks": 2**8,
+    "hidden_size": 2**17,
+    "hidden": 2**16,
+    "depth": 10**3,
+    "size": 2**16,
+    "batch_size": 10**6,
+    "sample_steps": 10**6,
+    "num": 10**7,  # images
+    "num_parts": 10**5,
+    "parts": 10**5,
+    "ranges": 10**3,
+    "timesteps": 10**6,
+    "repeats": 10**6,
+    "rows": 10**6,
+    "seed": 2**63 - 1,
+    "measure_seed": 2**63 - 1,
+}
+
 
 def positive(name: str, value: float) -> float:
     """Return `value` if it is a finite number above 0."""
     if not 0 < value < float("inf"):
         raise ValueError(f"{name} must be a finite number above 0, got {value}: pass for instance {name}=1.0")
-    return value
+    return in_float32(name, value)
 
 
 def finite(name: str, value: float) -> float:
     """Return `value` if it is a finite number."""
     if not float("-inf") < value < float("inf"):
         raise ValueError(f"{name} must be a finite number, got {value}: pass for instance {name}=0.0")
-    return value
+    return in_float32(name, value)
 
 
 def nonnegative(name: str, value: float) -> float:
     """Return `value` if it is a finite number of at least 0."""
     if not 0 <= value < float("inf"):
         raise ValueError(f"{name} must be a finite number of at least 0, got {value}: pass for instance {name}=0.01")
+    return in_float32(name, value)
+
+
+def in_float32(name: str, value: float) -> float:
+    """Return `value` if float32, in which samplers compute, can hold it."""
+    if abs(value) > LARGEST_FLOAT:
+        shown = f"{value:.3g}" if isinstance(value, float) else f"a number of {len(str(value))} digits"
+        raise ValueError(f"{name} must be at most {LARGEST_FLOAT:.3g} in size, got {shown}: pass a smaller number")
     return value
 
 
@@ -46,12 +85,16 @@ def below_one(name: str, value: float) -> float:
     return value
 
 
-def count(name: str, value: int, *, at_least: int = 1) -> int:
-    """Return `value` if it is a whole number of at least `at_least`."""
+def count(name: str, value: int, *, at_least: int = 1, at_most: int | None = None) -> int:
+    """Return `value` if it is a whole number of at least `at_least`, and not beyond what anybody can mean."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < at_least:
         raise ValueError(
             f"{name} must be a whole number of at least {at_least}, got {value!r}: pass for instance {name}={at_least}"
         )
+    most = MOST.get(name.rpartition(".")[2], LARGEST) if at_most is None else at_most
+    if value > most:
+        digits = str(value) if value < 10**20 else f"a number of {len(str(value))} digits"
+        raise ValueError(f"{name} must be at most {most}, got {digits}: more cannot be meant, pass a smaller number")
     return int(value)
 
 

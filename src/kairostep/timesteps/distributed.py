@@ -1,8 +1,12 @@
 """What a sampler needs of `torch.distributed`; without a process group there is one rank and nothing to reduce."""
 
+import re
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+LOST = re.compile(r"gloo.*(by peer|timed out|broken pipe|refused|read error|write error)", re.IGNORECASE | re.DOTALL)
 
 
 def rank() -> int:
@@ -31,3 +35,10 @@ def gather_over_ranks(value: Tensor) -> Tensor:
     gathered = [torch.empty_like(value) for _ in range(world_size())]
     dist.all_gather(gathered, value.contiguous())
     return torch.stack(gathered)
+
+
+def is_lost_rank(error: BaseException) -> bool:
+    """Whether an error says that another process ended or cannot be reached: gloo raises a plain RuntimeError."""
+    if dist.is_available() and isinstance(error, dist.DistError):
+        return True
+    return world_size() > 1 and isinstance(error, RuntimeError) and LOST.search(str(error)) is not None

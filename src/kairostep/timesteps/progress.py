@@ -81,7 +81,7 @@ class Progress(TableSampler):
         self.floor = positive_share("floor", floor)
         if not 1 <= cap < float("inf"):
             raise ValueError(f"cap must be a finite number of at least 1, got {cap}: pass for instance cap=2.0")
-        self.cap = cap
+        self.cap = positive("cap", cap)
         self.max_move = positive("max_move", max_move)
         self.relax_steps = None if relax_steps is None else count("relax_steps", relax_steps)
         self.num_ranks = 0  # that measured `last`; on the host, so that comparing costs no sync

@@ -30,7 +30,11 @@ class Checkpoints:
 
     def paths(self) -> list[Path]:
         """Return the checkpoints, oldest first."""
-        return sorted(self.directory.glob("step-*.safetensors"))
+        try:
+            paths = [path for path in self.directory.glob("step-*.safetensors") if step_of(path) is not None]
+        except FileNotFoundError:  # the folder was removed just now
+            return []
+        return sorted(paths, key=lambda path: step_of(path) or 0)
 
     def save(self, step: int, state: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
         """Write the state of a step; `facts` can be read without it, and `held_out` among them ranks checkpoints."""
@@ -44,12 +48,14 @@ class Checkpoints:
         """Remove all but the last and the best checkpoints, and what an interrupted save left behind."""
         for pattern in (".step-*", ".tmp*"):  # safetensors first writes under a name of its own
             for leftover in self.directory.glob(pattern):
-                leftover.unlink(missing_ok=True)
-        last = [path for path in self.paths() if path <= latest][-self.keep :]  # later ones could not be read
+                if not leftover.is_dir():
+                    leftover.unlink(missing_ok=True)
+        paths = self.paths()
+        last = paths[: paths.index(latest) + 1][-self.keep :] if latest in paths else []  # later ones were not readable
         kept = {*last, self.best()}
-        for path in self.paths():
-            if path not in kept:
-                path.unlink()
+        for path in paths:
+            if path not in kept and not path.is_dir():
+                path.unlink(missing_ok=True)  # somebody else may have removed it
 
     def best(self) -> Path | None:
         """Return the checkpoint with the lowest held-out loss, None if there was none."""
@@ -59,9 +65,15 @@ class Checkpoints:
                 value = read_facts(path).get("held_out")
             except CheckpointError:
                 continue
-            if value is not None and math.isfinite(value):
+            if isinstance(value, int | float) and math.isfinite(value):
                 ranked.append((value, path))
         return min(ranked)[1] if ranked else None
+
+
+def step_of(path: Path) -> int | None:
+    """Return the step of a checkpoint by its name, None for another file."""
+    number = path.stem.removeprefix("step-")
+    return int(number) if number.isdecimal() else None
 
 
 def write(path: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
@@ -102,8 +114,10 @@ def read_facts(path: Path) -> dict[str, Any]:
     """Return what was said about a checkpoint when it was written."""
     try:
         facts: dict[str, Any] = json.loads(_header(path)["facts"])
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
+    if not isinstance(facts, dict):
+        raise CheckpointError(f"{path} is damaged: its facts are {type(facts).__name__}, not a mapping")
     return facts
 
 
@@ -113,6 +127,8 @@ def read_digest(path: Path) -> str:
 
 
 def _header(path: Path) -> dict[str, str]:
+    if path.is_dir():
+        raise CheckpointError(f"{path} is damaged: it must be a file, and is a directory")
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}

@@ -1,13 +1,14 @@
 """The run directory: an interface to people, reports and later runs."""
 
 import importlib.metadata
+import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import yaml
@@ -51,28 +52,43 @@ class DirectoryLock:
     """Makes the directory, and keeps other processes from writing there until released or until this one ends."""
 
     def __init__(self, directory: Path) -> None:
-        self.path, self.file = directory / ".lock", None
+        self.path = directory / ".lock"
+        self.file: IO[str] | None = None
+        while self.file is None:
+            file = self._open()
+            try:
+                # Not flock, which forked workers would inherit and hold for seconds after this process was killed
+                if fcntl is not None:
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError) as error:
+                file.close()
+                raise ValueError(
+                    f"a directory must be written by one command at a time, got {directory}, in which another is at "
+                    "work: wait for it, stop it, or pass another --output"
+                ) from error
+            if self._is_at_path(file):
+                self.file = file
+            else:
+                file.close()  # it was released and removed meanwhile: the next process would lock another file
+
+    def _open(self) -> IO[str]:
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            self.file = self.path.open("a")
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return self.path.open("a")
         except OSError as error:
-            raise ValueError(f"output must be a folder that can be written, got {directory}: {error}") from error
-        if fcntl is None:
-            return
+            raise ValueError(f"output must be a folder that can be written, got {self.path.parent}: {error}") from error
+
+    def _is_at_path(self, file: IO[str]) -> bool:
         try:
-            # Not flock, which forked workers would inherit and hold for seconds after this process was killed
-            fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError) as error:
-            self.file.close()
-            raise ValueError(
-                f"a directory must be written by one command at a time, got {directory}, in which another is at work: "
-                "wait for it, stop it, or pass another --output"
-            ) from error
+            return os.path.samestat(os.fstat(file.fileno()), self.path.stat())
+        except FileNotFoundError:
+            return False
 
     def release(self) -> None:
         """Let others train there."""
         if self.file is not None:
-            self.path.unlink(missing_ok=True)
+            if self._is_at_path(self.file):
+                self.path.unlink(missing_ok=True)  # while it is locked: who has it open already sees that it is gone
             self.file.close()
             self.file = None
 

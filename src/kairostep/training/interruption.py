@@ -8,13 +8,14 @@ from typing import NoReturn, Self
 
 import torch
 
+from kairostep.stopping import repeats, stopping_signals
 from kairostep.timesteps.distributed import sum_over_ranks, world_size
 
 SECONDS_BETWEEN = 2.0  # agreements of several processes on whether to stop, each of which waits for the device
 
 
 class Interruption:
-    """Catches SIGINT and SIGTERM within a block; a second one of the same kind acts at once."""
+    """Catches SIGINT, SIGTERM and SIGHUP within a block; a second SIGINT or SIGTERM acts at once."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -23,7 +24,7 @@ class Interruption:
         self.next_agreement, self.interval, self.last = 0, 1, (0, time.monotonic())
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stopping_signals():
             self.before[number] = signal.signal(number, self._note)
         return self
 
@@ -33,7 +34,8 @@ class Interruption:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = signal.Signals(number)
-        signal.signal(number, self.before[self.signal])  # type: ignore[arg-type]
+        if not repeats(number):
+            signal.signal(number, self.before[self.signal])  # type: ignore[arg-type]
 
     def agreed(self, step: int) -> bool:
         """Whether any process was signalled; all of them give the same answer at the same step."""

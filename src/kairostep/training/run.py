@@ -85,7 +85,7 @@ class Run:
         )
 
     def train(self) -> None:
-        """Train to the last step; SIGINT and SIGTERM save a checkpoint first and end in `SystemExit`."""
+        """Train to the last step; SIGINT, SIGTERM and SIGHUP save a checkpoint first and end in `SystemExit`."""
         start, trackers = self.trainer.step_number, self.config.trackers
         try:
             if trackers:
