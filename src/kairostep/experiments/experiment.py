@@ -114,11 +114,29 @@ def check(config: Config, process: Process, device: torch.device) -> None:
             "pairs trade images between neighbours in t, so that a sampler must not draw t by the image, got adaptive "
             "with a network: pass --pairs=false, or --sampler.policy=pair"
         )
+    check_speed(config)
     num_steps = getattr(process, "num_steps", config.sample_steps)
     if config.sample_steps > num_steps:
         raise ValueError(
             f"sample_steps must be at most the {num_steps} steps of the process, got {config.sample_steps}: "
             f"pass --sample_steps={num_steps}"
+        )
+
+
+def check_speed(config: Config) -> None:
+    """Raise where SpeeD's weight, made for the error of the noise, would meet another error or a second weight."""
+    options = config.sampler.options
+    if "speed" not in (config.sampler.name, options.get("first"), options.get("then")):
+        return
+    if config.weighting.name != "constant":
+        raise ValueError(
+            f"a loss is weighted once, got sampler speed, which weighs by its own rule, and weighting "
+            f"{config.weighting.name}: pass --weighting=constant, or another sampler"
+        )
+    if config.prediction != "epsilon":
+        raise ValueError(
+            f"the weight of sampler speed is meant for an epsilon loss, got prediction {config.prediction}: "
+            "pass --prediction=epsilon, or another sampler, such as --sampler=root_loss"
         )
 
 
