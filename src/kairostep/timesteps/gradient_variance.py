@@ -10,7 +10,7 @@ from kairostep.timesteps.distributed import sum_over_ranks
 from kairostep.timesteps.draws import Draws
 from kairostep.timesteps.fixed import UNBIASED_FLOOR
 from kairostep.timesteps.histogram import rebin, with_floor
-from kairostep.timesteps.probes import isolated_randomness, probe_seed
+from kairostep.timesteps.probes import check_losses, isolated_randomness, probe_seed
 from kairostep.timesteps.sampler import (
     LARGEST,
     LossAt,
@@ -97,7 +97,7 @@ class GradientVariance(TimestepSampler):
         num_gradients = square = total = torch.zeros((), device=x0.device)
         for chunk in torch.split(rows, rows_per_gradient):
             t = torch.full((len(chunk),), (bin_ + 0.5) / len(self.variance), device=x0.device)
-            losses = loss_at(chunk, t)
+            losses = check_losses(loss_at(chunk, t), chunk)
             if not losses.requires_grad:
                 raise ValueError("GradientVariance needs a differentiable loss_at: take it out of torch.no_grad()")
             gradients = torch.autograd.grad(losses.mean(), self.parameters_of_model, materialize_grads=True)

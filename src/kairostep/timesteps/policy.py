@@ -136,7 +136,8 @@ class BetaPolicy(nn.Module):
         Weights depend on the seed alone, so that all ranks start alike, and the global generator is left as it was.
         """
         if not isinstance(shape, tuple) or not 1 <= len(shape) <= 4 or min(shape) < 1:
-            raise ValueError(f"shape must be (D,), (C, L), (C, H, W) or (C, D, H, W), got {shape}: pass x0.shape[1:]")
+            fix = "pass x0.shape[1:]" if shape != () else "x0 (B,) has no policy: make it x0[:, None], or use BetaPair()"
+            raise ValueError(f"shape must be (D,), (C, L), (C, H, W) or (C, D, H, W), got {tuple(shape)}: {fix}")
         count("hidden", hidden)
         count("depth", depth)
         with isolated_randomness(torch.device("cpu"), seed):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from kairostep.timesteps.distributed import rank
-from kairostep.timesteps.sampler import LossAt
+from kairostep.timesteps.sampler import ONE_PER_ROW, LossAt
 
 
 @contextmanager
@@ -61,12 +61,17 @@ def evaluate_losses(loss_at: LossAt, rows: Tensor, t: Tensor, max_rows: int) -> 
     """Return the losses (N,) of rows (N,) at t (N,), asking for at most `max_rows` at a time."""
     losses = []
     for some_rows, some_t in zip(torch.split(rows, max_rows), torch.split(t, max_rows), strict=True):
-        some = loss_at(some_rows, some_t)
-        if some.shape != some_rows.shape:
-            raise ValueError(
-                f"loss_at must return one loss per row asked for, {tuple(some_rows.shape)}, got {tuple(some.shape)}: "
-                "reduce over all dimensions but the first"
-            )
+        some = check_losses(loss_at(some_rows, some_t), some_rows)
         precise = torch.promote_types(some.dtype, torch.float32)  # a drop is a small difference of losses
         losses.append(some.to(precise, copy=True))  # a CUDA graph's output is overwritten by its next replay
     return torch.cat(losses)
+
+
+def check_losses(losses: Tensor, rows: Tensor) -> Tensor:
+    """Return what a `loss_at` returned if it is one loss for each of the rows (N,)."""
+    shape = tuple(losses.shape) if isinstance(losses, Tensor) else losses
+    if shape != tuple(rows.shape):
+        raise ValueError(
+            f"loss_at must return one loss per row asked for, {tuple(rows.shape)}, got {shape}: {ONE_PER_ROW}"
+        )
+    return losses
