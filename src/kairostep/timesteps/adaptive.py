@@ -311,7 +311,7 @@ class Adaptive(TimestepSampler):
 
     def density(self, num_bins: int = 100) -> Tensor:
         """Return where the draws go now, over the rows of the latest probed batch: (num_bins,), summing to 1."""
-        edges = torch.arange(1, num_bins, device=self.latest.device) / num_bins
+        edges = torch.arange(1, num_bins, dtype=torch.float32, device=self.latest.device) / num_bins
         learned = Beta(*self.latest.unbind(1)).cdf(self.to_u(edges).clamp(0, 1)).mean(0)  # (num_bins - 1,)
         cdf = (1 - self.floor) * learned + self.floor * edges
         return nn.functional.pad(nn.functional.pad(cdf, (1, 0)), (0, 1), value=1.0).diff().clamp(min=0)
@@ -332,4 +332,4 @@ class Adaptive(TimestepSampler):
         }
         selected_t = self.queue.sweep_t[self.queue.selected]
         values |= {f"selected_t_{i}": t for i, t in enumerate(selected_t.unbind())}
-        return values | ({"probe_seconds": torch.tensor(self.probe_seconds)} if self.time_probes else {})
+        return values | ({"probe_seconds": torch.tensor(self.probe_seconds, dtype=torch.float32)} if self.time_probes else {})

@@ -21,7 +21,7 @@ class DrawTable(nn.Module):
         super().__init__()
         self.beta = beta
         self.register_buffer("rows", torch.zeros(4, num_bins, dtype=torch.float32))
-        self.set(torch.ones(num_bins))
+        self.set(torch.ones(num_bins, dtype=torch.float32))
 
     @torch.no_grad()
     def set(self, mass: Tensor) -> None:
@@ -30,7 +30,7 @@ class DrawTable(nn.Module):
         mass = mass / mass.sum()
         end = mass.cumsum(0)
         end = end / end[-1]  # exactly 1 at last, so that no u falls beyond
-        end_t = torch.arange(1, num_bins + 1, device=mass.device) / num_bins
+        end_t = torch.arange(1, num_bins + 1, dtype=mass.dtype, device=mass.device) / num_bins
         slope = 1 / (num_bins * mass)
         weight = slope**self.beta
         rows = torch.stack([end, end_t, slope, weight / (mass * weight).sum()])

@@ -94,9 +94,9 @@ class GradientVariance(TimestepSampler):
         """Return the variance of one row's gradient at the centre of the bin and the rows used, over all ranks."""
         rows = torch.arange(len(x0), device=x0.device)
         rows_per_gradient = min(self.rows_per_gradient, max(1, len(x0) // 2))
-        num_gradients = square = total = torch.zeros((), device=x0.device)
+        num_gradients = square = total = torch.zeros((), dtype=torch.float32, device=x0.device)
         for chunk in torch.split(rows, rows_per_gradient):
-            t = torch.full((len(chunk),), (bin_ + 0.5) / len(self.variance), device=x0.device)
+            t = self.variance.new_full((len(chunk),), (bin_ + 0.5) / len(self.variance))
             losses = check_losses(loss_at(chunk, t), chunk)
             if not losses.requires_grad:
                 raise ValueError("GradientVariance needs a differentiable loss_at: take it out of torch.no_grad()")
@@ -114,7 +114,7 @@ class GradientVariance(TimestepSampler):
     def record(self, bin_: int, variance: Tensor, num_rows: Tensor) -> None:
         """Move the bin's variance toward the measured one; what is not finite is skipped, as of one gradient alone."""
         finite = variance.abs() < LARGEST**2
-        keep = torch.where(self.num_measured[bin_] > 0, self.decay, 0.0)
+        keep = self.decay * (self.num_measured[bin_] > 0).float()
         new = torch.lerp(variance.clamp(min=0), self.variance[bin_], keep)
         self.variance[bin_] = torch.where(finite, new, self.variance[bin_])
         self.num_measured[bin_] += finite

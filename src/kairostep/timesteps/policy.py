@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -76,8 +77,8 @@ class Beta:
         log_norm = self._log_norm()
         low = ((TAIL * self.a).log() + log_norm) / self.a
         high = -((TAIL * self.b).log() + log_norm) / self.b
-        middle = (torch.arange(NUM_CELLS, device=low.device) + 0.5) / NUM_CELLS
-        z = torch.lerp(low[:, None], high[:, None], middle.to(low.dtype))  # (B, NUM_CELLS)
+        middle = (torch.arange(NUM_CELLS, dtype=low.dtype, device=low.device) + 0.5) / NUM_CELLS
+        z = torch.lerp(low[:, None], high[:, None], middle)  # (B, NUM_CELLS)
         log_pdf = (self.a + self.b)[:, None] * F.logsigmoid(z) - self.b[:, None] * z - log_norm[:, None]
         return low, high, log_pdf.exp()
 
@@ -115,7 +116,7 @@ class BetaPolicy(nn.Module):
             sizes = [min(size, self.MAX_SIZE) for size in shape[1:]]
             layers: list[nn.Module] = [pool(tuple(sizes))] if sizes != list(shape[1:]) else []
             for num_in, num_out in pairwise((shape[0], *self.CHANNELS)):
-                layers += [convolution(num_in, num_out, 3, padding=1), nn.ReLU()]
+                layers += [convolution(num_in, num_out, 3, padding=1, dtype=torch.float32), nn.ReLU()]
                 if min(sizes) > self.POOLED_SIZE:
                     layers.append(halve(2))
                     sizes = [size // 2 for size in sizes]
@@ -124,8 +125,9 @@ class BetaPolicy(nn.Module):
             self.features = nn.Sequential(*layers)
             num_features = self.CHANNELS[-1] * math.prod(pooled)
         widths = [num_features, *[hidden] * depth]
-        self.hidden = nn.Sequential(*[m for pair in pairwise(widths) for m in (nn.Linear(*pair), nn.ReLU())])
-        self.out = nn.Linear(widths[-1], 2)
+        linear = partial(nn.Linear, dtype=torch.float32)  # whatever torch's default
+        self.hidden = nn.Sequential(*[m for pair in pairwise(widths) for m in (linear(*pair), nn.ReLU())])
+        self.out = linear(widths[-1], 2)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 
@@ -160,7 +162,7 @@ class BetaPair(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.output = nn.Parameter(torch.zeros(2))
+        self.output = nn.Parameter(torch.zeros(2, dtype=torch.float32))
 
     def forward(self, x0: Tensor) -> Beta:
         """Return the same distribution for each row of x0 (B, ...)."""
@@ -185,9 +187,10 @@ class PolicyOptimizer(nn.Module):
         super().__init__()
         num_inputs = [p[0].numel() if per_input and p.ndim > 1 else 1 for p in policy.parameters()]
         rates = [
-            torch.full((p.numel(),), learning_rate / n) for p, n in zip(policy.parameters(), num_inputs, strict=True)
+            torch.full((p.numel(),), learning_rate / n, dtype=torch.float32)
+            for p, n in zip(policy.parameters(), num_inputs, strict=True)
         ]
-        self.register_buffer("rates", torch.cat(rates).float(), persistent=False)
+        self.register_buffer("rates", torch.cat(rates), persistent=False)
         self.register_buffer("moments", torch.zeros(2, len(self.rates), dtype=torch.float32))
         self.register_buffer("num_updates", torch.tensor(0))
 
@@ -201,7 +204,7 @@ class PolicyOptimizer(nn.Module):
         corrected = []
         for moment, new, decay in zip(self.moments, (gradient, gradient.square()), self.BETAS, strict=True):
             moment.copy_(torch.where(finite, torch.lerp(new, moment, decay), moment))
-            corrected.append(moment / (1 - decay ** self.num_updates.clamp(min=1)))
+            corrected.append(moment / (1 - decay ** self.num_updates.clamp(min=1).float()))
         mean, square = corrected
         change = torch.where(finite, self.rates * mean / (square.sqrt() + self.EPSILON), 0.0)
         parameters = list(policy.parameters())

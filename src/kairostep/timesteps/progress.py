@@ -147,7 +147,7 @@ class Progress(TableSampler):
 
     def probe_t(self) -> Tensor:
         """Return the times of the probes (N,)."""
-        return (torch.arange(len(self.last), device=self.last.device) + 0.5) / len(self.last)
+        return (torch.arange(len(self.last), dtype=torch.float32, device=self.last.device) + 0.5) / len(self.last)
 
     @torch.no_grad()
     def learn(self, before: Tensor, after: Tensor) -> None:
@@ -158,7 +158,7 @@ class Progress(TableSampler):
         index = bin_index(self.probe_t(), len(self.learned))
         drop, loss, num = seen.new_zeros(3, len(self.learned)).index_add(1, index, seen)
         new = self.measured(drop / num.clamp(min=1), loss / num.clamp(min=1))
-        keep = torch.where(self.num_measured > 0, self.smoothing, 0.0)
+        keep = self.smoothing * (self.num_measured > 0).float()
         self.progress.copy_(torch.where(num > 0, torch.lerp(new, self.progress, keep), self.progress))
         self.num_measured += num > 0
         self.learned.copy_(torch.where((num > 0).any(), self.moved(), self.learned))

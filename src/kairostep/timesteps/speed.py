@@ -124,7 +124,7 @@ class Speed(TimestepSampler):
         num_rows, num_steps = x0.shape[0], self.mass.shape[0]
         one_per_pair = x0[: (num_rows + 1) // 2]
         t, index = quantile(self.mass, self.draws(one_per_pair))
-        mirrored = t + (self.mirror(index) - index) / num_steps
+        mirrored = t + (self.mirror(index) - index).to(t.dtype) / num_steps
         swap = self.draws(one_per_pair) < 0.5
         pairs = torch.cat([torch.where(swap, mirrored, t), torch.where(swap, t, mirrored)])
         return pairs[:num_rows].clamp(0, BELOW_ONE)
