@@ -100,7 +100,7 @@ def losses_of(model: nn.Module, x0: Tensor) -> ks.LossAt:
 
 def batch(step: int, num_rows: int = 64) -> Tensor:
     """Return the data of a step (num_rows, 4), a function of the step."""
-    return torch.randn(num_rows, 4, generator=torch.Generator().manual_seed(step))
+    return torch.randn(num_rows, 4, dtype=torch.float32, generator=torch.Generator().manual_seed(step))
 
 
 def teach(sampler: ks.TimestepSampler, model: nn.Module, steps: range) -> None:

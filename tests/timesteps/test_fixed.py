@@ -114,6 +114,7 @@ class InfiniteEnds:
     num_steps = 4
 
     def log_snr(self, t):
+        """Return four numbers, two of them infinite."""
         return torch.tensor([torch.inf, 1.0, -1.0, -torch.inf], dtype=t.dtype)[(4 * t).long()]
 
 

@@ -65,9 +65,7 @@ def build(config: Config, device: torch.device) -> Experiment:
     """Return the experiment that the config describes; weights depend on its seed. `device` encodes latents."""
     for kind, table in TABLES.items():
         checked_options(kind, table, getattr(config, kind))  # a wrong name is told before data is read
-    parts: dict[str, Any] = {kind: with_defaults(table, getattr(config, kind)) for kind, table in TABLES.items()}
-    config = replace(config, **parts)
-    config, objective = make_objective(config)
+    config, objective = make_objective(fill_defaults(config))
     process = objective.process
     check(config, process, device)
     dataset, held_out = load_data(config, device)
@@ -90,6 +88,13 @@ def build(config: Config, device: torch.device) -> Experiment:
         seed=config.seed,
     )
     return Experiment(config, dataset, held_out, objective, model, sampler)
+
+
+def fill_defaults(config: Config) -> Config:
+    """Return the config with the options that its parts leave out, as they are today."""
+    known = {kind: getattr(config, kind) for kind, table in TABLES.items() if getattr(config, kind).name in table}
+    parts: dict[str, Any] = {kind: with_defaults(TABLES[kind], component) for kind, component in known.items()}
+    return replace(config, **parts)
 
 
 def make_objective(config: Config) -> tuple[Config, Objective]:

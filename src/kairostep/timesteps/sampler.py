@@ -18,7 +18,7 @@ S = TypeVar("S", bound="TimestepSampler")
 UNSHOWN = 100  # draws in a row of which a sampler that learns is shown no loss, before it says so
 LARGEST = 1e15  # a loss, drop or reward beyond it counts as not finite: sums of its square would overflow float32
 
-ONE_PER_ROW = 'compute losses with reduction="none", then reduce all dimensions but the first, losses.flatten(1).mean(1)'
+ONE_PER_ROW = 'compute losses with reduction="none" and reduce all dimensions but the first, losses.flatten(1).mean(1)'
 KIND = "kind"  # entry of a state that names the class it belongs to; states of earlier versions have none
 
 LossAt = Callable[[Tensor, Tensor], Tensor]
@@ -103,7 +103,7 @@ class TimestepSampler(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """Add the name of the class: fixed densities have the same entries, whichever they are."""
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + KIND] = torch.tensor(list(type(self).__name__.encode()), dtype=torch.uint8)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -112,7 +112,7 @@ class TimestepSampler(nn.Module):
             if isinstance(module, TimestepSampler):
                 check_kind(module, state_dict.get(f"{path}.{KIND}".removeprefix(".")))
         state_dict.pop(prefix + KIND, None)  # torch would call it unexpected
-        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def keep_dtype(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
