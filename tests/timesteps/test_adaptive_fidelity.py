@@ -145,6 +145,24 @@ def test_a_state_from_before_the_released_map_keeps_the_map_it_was_trained_with(
     assert_close(again.policy(data(0)).a, torch.full((32,), 0.97409), rtol=0, atol=1e-5)
 
 
+def test_under_the_bound_of_cosine_one_timestep_is_selected_nearly_always() -> None:
+    """docs/method.md: c_t of step 999 is 97 % of the weights' sum there, and 0.1 % on linear."""
+    times_selected = {}
+    for name in ("cosine", "linear"):
+        process, problem = getattr(ks.DiscreteProcess, name)(), Problem()
+        problem.objective = ks.Objective(process)
+        sampler = ks.Adaptive(ks.BetaPair(), process.vlb_weight, every=1, model=problem.model)
+        selected = []
+        for step in range(40):
+            problem.step(sampler, data(step))
+            selected.append((sampler.queue.sweep_t[sampler.queue.selected] * 1000).long().tolist())
+        times_selected[name] = sum(999 in some for some in selected)
+    assert times_selected["cosine"] >= 38  # all but those before the queue has three rows
+    assert times_selected["linear"] <= 10
+    t = (torch.arange(1000) + 0.5) / 1000
+    assert float(ks.DiscreteProcess.cosine().vlb_weight(t)[-1] / ks.DiscreteProcess.cosine().vlb_weight(t).sum()) > 0.97
+
+
 def test_raw_rewards_are_paid_as_they_are() -> None:
     rewards, valid = torch.tensor([0.3, -0.1, 0.0, 0.5]), torch.tensor([1.0, 1.0, 0.0, 1.0])
     raw = ks.Adaptive(ks.BetaPair(), standardised=False)
