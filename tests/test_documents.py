@@ -165,6 +165,21 @@ def test_lines_quoted_in_the_method_stand_in_the_source() -> None:
     assert missing == []
 
 
+def test_commands_for_the_paper_have_the_solvers_of_table_6_and_the_loss_of_figure_6() -> None:
+    commands = [line for line in text_of("docs/reproducing.md").splitlines() if line.startswith("kairostep ")]
+    generate = {line.split()[2]: line.split("&&")[0].split() for line in commands if line.startswith("kairostep gen")}
+    published = {"cifar10-ddpm": ("ddpm", "1000"), "celebahq-ldm": ("ddim", "200"), "imagenet-uvit": ("heun", "50")}
+    for preset_name, (solver, steps) in published.items():
+        words = generate[f"runs/{preset_name}"]
+        assert solver in words
+        assert words[words.index("--steps") + 1] == steps
+        assert words[words.index("--num") + 1] == "50000"
+    figures = {number: [line for line in commands if f"Figure {number}" in line] for number in (2, 6)}
+    assert all("--weighting=vlb" in line for line in figures[6])
+    assert len(figures[6]) == 2  # linear and cosine
+    assert [line for line in figures[2] if "--weighting" in line] == []
+
+
 def test_the_public_name_of_every_sampler_is_its_class() -> None:
     exported = {value for value in vars(ks).values() if isinstance(value, type)}
     assert set(SAMPLERS.values()) <= exported

@@ -1,6 +1,7 @@
 """kairostep train | generate | evaluate | preview | analyse | report | presets | data: what a person types."""
 
 import argparse
+import atexit
 import logging
 import shlex
 import signal
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import kairostep
 from kairostep.commands.arguments import ANALYSE_TEXT, PREVIEW_TEXT, add_analyse, add_preview
+from kairostep.commands.leaving import leave_process_group
 from kairostep.commands.streams import lossy_output
 
 if TYPE_CHECKING:
@@ -75,6 +77,8 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; wrong usage ends with exit code 2, a run that cannot go on with 1, both without a traceback."""
     logging.basicConfig(format="kairostep: %(message)s", level=logging.WARNING)
+    atexit.unregister(leave_process_group)  # of an earlier call
+    atexit.register(leave_process_group)
     parser = make_parser()
     known, settings = parser.parse_known_args(arguments)
     known.typed = shlex.join(["kairostep", *(sys.argv[1:] if arguments is None else arguments)])

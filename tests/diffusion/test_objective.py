@@ -18,7 +18,7 @@ PREDICTIONS = {
     "velocity": ks.VELOCITY,
     "edm": ks.EDMProcess(0.6).prediction,
 }
-SHAPES = [(6, 5), (6, 2, 7), (6, 3, 4, 4)]
+SHAPES = [(6,), (6, 5), (6, 2, 7), (6, 3, 4, 4)]
 
 
 def example(shape=(6, 3, 4, 4), dtype=torch.float64):
@@ -294,3 +294,18 @@ def test_a_model_may_return_a_tuple_and_an_objective_can_be_pickled() -> None:
         objective = pickle.loads(pickle.dumps(ks.Objective(ks.DiscreteProcess.linear(), ks.V, weighting)))
         plain = objective(lambda xt, time: 2 * xt, x0, t, noise=noise)
         torch.testing.assert_close(objective(lambda xt, time: (2 * xt,), x0, t, noise=noise), plain)
+
+
+def test_a_single_number_is_no_batch():
+    with pytest.raises(ValueError, match=r"x0 must be a batch \(B, ...\), got a single number: pass x0\[None\]"):
+        ks.Objective(ks.FlowProcess(), ks.VELOCITY)(network, torch.tensor(0.5), torch.tensor(0.5))
+
+
+def test_numbers_as_samples_train_with_a_sampler():
+    x0, sampler = torch.randn(16, generator=torch.Generator().manual_seed(0)), ks.RootLoss()
+    drawn = sampler.sample(x0)
+    pairs = ks.antithetic_pairs(ks.FlowProcess(), x0, drawn)
+    losses = ks.Objective(ks.FlowProcess(), ks.VELOCITY)(network, x0[pairs.rows], drawn.t, noise=pairs.noise)
+    assert losses.shape == (16,)
+    with sampler.observe(x0, drawn, losses, lambda rows, t: losses[rows]):
+        pass

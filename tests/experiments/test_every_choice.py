@@ -30,6 +30,7 @@ NEEDED = {
     "beta": ["--sampler.a=2", "--sampler.b=3"],
     "tabulated": ["--sampler.mass=[1,2,1]"],
     "curriculum": ["--sampler.start=1", "--sampler.end=3"],
+    "speed": ["--prediction=epsilon"],  # what its weight is meant for
 }
 QUICK = {"adaptive": ["--sampler.every=2", "--sampler.sweep=4"], "gradient_variance": ["--sampler.every=2"]}
 QUICK["progress"] = ["--sampler.every=2", "--sampler.num_probes=20"]
@@ -195,7 +196,11 @@ def test_every_option_of_a_sampler_is_reachable_and_decoded(name: str) -> None:
         (["--sampler=adaptive", "--sampler.floor=0.2"], lambda s: s.floor, 0.2),
         (["--sampler=adaptive", "--sampler.policy=pair"], lambda s: type(s.policy), ks.BetaPair),
         (["--sampler=adaptive"], lambda s: type(s.policy), ks.BetaPolicy),
+        (["--sampler=adaptive", "--sampler.standardised=false"], lambda s: s.standardised, False),
+        (["--sampler=adaptive", "--sampler.bounded=false"], lambda s: s.policy.to_beta.bounded, False),
         (["--sampler=loss_second_moment", "--sampler.history=4"], lambda s: s.history, 4),
+        (["--sampler=speed", "--sampler.k=2", "--sampler.tau=0.5"], lambda s: s.mass[0] / s.mass[-1], 2.0),
+        (["--sampler=speed", "--sampler.mirrored=false"], lambda s: s.mirrored, False),
         (["--sampler=infonoise", "--sampler.unbiased"], lambda s: s.table.beta, 1.0),
         (["--sampler=root_loss"], lambda s: s.loss_weight, None),
         (["--sampler=progress", "--sampler.beta=0.5"], lambda s: s.table.beta, 0.5),
@@ -269,6 +274,16 @@ def test_the_reward_is_the_bound_or_the_loss() -> None:
         (["--sampler=adaptive", "--pairs=true"], "pairs trade images between neighbours in t, so that a sampler must "),
         (["--stable_target=2000"], "stable_target draws from 1500 images that are kept on the device, got 2000: pass"),
         (["--stable_target=9", "--label_dropout=0.1"], "stable_target averages over images of all classes, so that"),
+        (
+            ["--sampler=speed", "--weighting=min_snr"],
+            "a loss is weighted once, got sampler speed, .* min_snr",
+        ),
+        (["--sampler=speed", "--prediction=v"], "meant for an epsilon loss, got prediction v: pass --prediction=epsi"),
+        (["--sampler=speed", "--process=flow"], "meant for an epsilon loss, got prediction velocity: pass --predict"),
+        (
+            ["--sampler=curriculum", *NEEDED["curriculum"], "--sampler.first=speed", "--weighting=p2"],
+            "a loss is weighted once, got sampler speed",
+        ),
         (["--precision=fp16"], "precision fp16 needs a GPU, got a CPU: pass --precision=fp32, or bf16"),
     ],
 )

@@ -117,7 +117,7 @@ def test_cifar10_has_the_numbers_of_table_7() -> None:
     epochs_of_390_batches = 2040 * 390
     assert_has(config, learning_rate=2e-4, batch_size=128, max_grad_norm=1.0, warmup_steps=5000, ema_decay=0.9999)
     assert_has(config, steps=epochs_of_390_batches, prediction=None, optimizer="adam", schedule="constant")
-    assert_adaptive(config, learning_rate=1e-2, hidden=128)
+    assert_adaptive(config, learning_rate=1e-2)  # hidden: 128 by default
     assert num_parameters("cifar10-ddpm", 3, 32, 32) == 35_746_307
 
 
@@ -161,7 +161,20 @@ def test_the_adaptive_sampler_gets_the_numbers_of_its_preset(monkeypatch: pytest
     assert_has(sampler, every=40, entropy=1e-2, num_steps=1000)
     assert sampler.queue.selected.shape == (3,)
     assert sampler.queue.present.shape == (20,)
-    assert [module.out_features for module in sampler.policy.hidden if hasattr(module, "out_features")] == [128, 128]
+    assert hidden_of(sampler) == [128, 128]
+    as_published = with_overrides(preset("cifar10-ddpm"), [*SMALLER["unet"], "--sampler.as_published=true"])
+    experiment = build(as_published, CPU)
+    assert hidden_of(experiment.sampler) == [256, 256]  # the released code's
+    assert experiment.config.sampler.options["hidden"] == 256
+    x0 = torch.zeros(2, 3, 32, 32)
+    assert_close(experiment.sampler.policy(x0).a, torch.full((2,), 0.97409), rtol=0, atol=1e-5)
+    given = build(with_overrides(as_published, ["--sampler.hidden=64"]), CPU)
+    assert hidden_of(given.sampler) == [64, 64]
+
+
+def hidden_of(sampler: Any) -> list[int]:
+    """Return the units of the policy's hidden layers."""
+    return [module.out_features for module in sampler.policy.hidden if hasattr(module, "out_features")]
 
 
 @pytest.mark.parametrize("name", ["cifar10-small", "cifar10-flow", "cifar10-edm"])

@@ -1,6 +1,7 @@
 """Every sampler, once: the shared suite runs over this table, and a new sampler is one line here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -100,7 +101,7 @@ def losses_of(model: nn.Module, x0: Tensor) -> ks.LossAt:
 
 def batch(step: int, num_rows: int = 64) -> Tensor:
     """Return the data of a step (num_rows, 4), a function of the step."""
-    return torch.randn(num_rows, 4, generator=torch.Generator().manual_seed(step))
+    return torch.randn(num_rows, 4, dtype=torch.float32, generator=torch.Generator().manual_seed(step))
 
 
 def teach(sampler: ks.TimestepSampler, model: nn.Module, steps: range) -> None:
@@ -122,3 +123,17 @@ def train_step(sampler: ks.TimestepSampler, model: nn.Module, x0: Tensor) -> ks.
         for parameter, gradient in zip(model.parameters(), gradients, strict=True):
             parameter -= 0.02 * gradient
     return drawn
+
+
+@contextmanager
+def gloo_rank(rank: int, folder: str) -> Iterator[None]:
+    """Be one of two ranks for a block, and leave whatever happens in it.
+
+    A process that ends within a gloo group is now and then aborted, which hides why the other one failed.
+    """
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

@@ -67,6 +67,16 @@ def test_a_loss_of_the_wrong_shape_is_an_error() -> None:
         pass
 
 
+def test_a_scalar_loss_of_probes_is_an_error_for_gradient_variance_too() -> None:
+    model = torch.nn.Linear(4, 4)
+    sampler, x0 = ks.GradientVariance(model.parameters(), every=1), data(0)
+    with (
+        pytest.raises(ValueError, match=r"one loss per row asked for, \(16,\), got \(\): .*flatten\(1\)"),
+        sampler.observe(x0, sampler.sample(x0), torch.zeros(32), lambda rows, t: model(x0[rows]).square().mean()),
+    ):
+        pass
+
+
 def test_rows_whose_loss_is_nan_are_left_out_and_counted() -> None:
     sampler, x0 = ks.Adaptive(ks.BetaPair(), every=1), data(0)
     scale = torch.ones(())

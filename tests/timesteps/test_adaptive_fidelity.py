@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.nn.utils import parameters_to_vector
 from torch.testing import assert_close
 
 import kairostep as ks
-from kairostep.timesteps.policy import MAX_CONCENTRATION, Beta
+from kairostep.timesteps.policy import MAX_CONCENTRATION
 
 
 def test_the_vlb_drop_is_the_drop_of_the_gaussian_kl() -> None:
@@ -70,8 +71,8 @@ def test_as_published_pays_the_sum_over_s_in_bits_with_undetached_entropy() -> N
     model, x0 = nn.Linear(4, 4), data(0)
     policy = ks.BetaPolicy.for_input((4,), 8)
     nn.init.normal_(policy.out.weight, std=0.3)
-    reference = copy.deepcopy(policy)
     sampler = ks.Adaptive(policy, lambda t: 1 + t, num_steps=50, every=1, as_published=True)
+    reference = copy.deepcopy(policy)
     assert sampler.queue.selected.tolist() == [0, 1, 2]
     assert len(sampler.queue.sweep_t) == 50
 
@@ -87,9 +88,9 @@ def test_as_published_pays_the_sum_over_s_in_bits_with_undetached_entropy() -> N
         losses.append(model(x0).square().mean(1))
     scale = ((1 + t_selected) * (2 - t_selected)).sum()
     reward = (losses[0] - losses[1]) * scale / math.log(2)
-    beta: Beta = reference(x0)
     u = sampler.to_u(drawn.t)
-    distribution = torch.distributions.Beta(beta.a, beta.b)
+    a, b = (nn.functional.softplus(reference.out(reference.hidden(x0))) + 1e-5).unbind(1)  # the released map
+    distribution = torch.distributions.Beta(a, b)
     adam = torch.optim.Adam(reference.parameters(), lr=1e-2)
     (-(distribution.log_prob(u) * (reward + 1e-2 * distribution.entropy())).mean()).backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
@@ -107,6 +108,69 @@ def test_as_published_measures_with_fresh_noise_in_train_mode() -> None:
     problem.step(sampler, data(0), skip=True)
     assert all(modes)
     assert float(sampler.reward[1]) > 1e-2  # an update that does nothing earns noise
+
+
+@pytest.mark.parametrize("build", [ks.BetaPair, lambda: ks.BetaPolicy.for_input((4,), hidden=8)])
+def test_as_published_has_the_released_map_and_its_start(build: Callable[[], nn.Module]) -> None:
+    """FORMULAS: (a, b) = softplus(out) + 1e-5 with a bias of 0.5 at first: 0.97409, and no upper bound."""
+    sampler = ks.Adaptive(build(), as_published=True)
+    beta = sampler.policy(data(0))
+    assert_close(beta.a, torch.full((32,), 0.97409), rtol=0, atol=1e-5)
+    assert_close(beta.b, torch.full((32,), 0.97409), rtol=0, atol=1e-5)
+    assert_close(build()(data(0)).a, torch.ones(32))  # ours
+    with torch.no_grad():
+        (sampler.policy.output if isinstance(sampler.policy, ks.BetaPair) else sampler.policy.out.bias).add_(200.0)
+    assert_close(sampler.policy(data(0)).a, torch.full((32,), 200.5))
+
+
+def test_an_unbounded_policy_is_an_option_without_the_rest() -> None:
+    for policy in (ks.BetaPair(bounded=False), ks.BetaPolicy.for_input((4,), 8, bounded=False)):
+        sampler = ks.Adaptive(policy)
+        assert_close(sampler.policy(data(0)).a, torch.full((32,), 0.97409), rtol=0, atol=1e-5)
+        assert not sampler.as_published
+        assert sampler.floor == 0.5
+
+
+def test_a_state_from_before_the_released_map_keeps_the_map_it_was_trained_with() -> None:
+    saved = ks.Adaptive(ks.BetaPair(), every=1)
+    with torch.no_grad():
+        saved.policy.output.copy_(torch.tensor([0.7, -0.3]))
+    state = {key: value for key, value in saved.state_dict().items() if not key.endswith(("kind", "_extra_state"))}
+    state["steps._extra_state"] = saved.state_dict()["steps._extra_state"]  # was there before
+    resumed = ks.Adaptive(ks.BetaPair(), every=1, as_published=True, num_steps=128)  # 128 timesteps in both sweeps
+    resumed.load_state_dict(state)
+    assert_close(resumed.policy(data(0)).a, saved.policy(data(0)).a)
+    again = ks.Adaptive(ks.BetaPair(), every=1)
+    again.load_state_dict(ks.Adaptive(ks.BetaPair(bounded=False), every=1).state_dict())
+    assert_close(again.policy(data(0)).a, torch.full((32,), 0.97409), rtol=0, atol=1e-5)
+
+
+def test_under_the_bound_of_cosine_one_timestep_is_selected_nearly_always() -> None:
+    """docs/method.md: c_t of step 999 is 97 % of the weights' sum there, and 0.1 % on linear."""
+    times_selected = {}
+    for name in ("cosine", "linear"):
+        process, problem = getattr(ks.DiscreteProcess, name)(), Problem()
+        problem.objective = ks.Objective(process)
+        sampler = ks.Adaptive(ks.BetaPair(), process.vlb_weight, every=1, model=problem.model)
+        selected = []
+        for step in range(40):
+            problem.step(sampler, data(step))
+            selected.append((sampler.queue.sweep_t[sampler.queue.selected] * 1000).long().tolist())
+        times_selected[name] = sum(999 in some for some in selected)
+    assert times_selected["cosine"] >= 38  # all but those before the queue has three rows
+    assert times_selected["linear"] <= 10
+    t = (torch.arange(1000) + 0.5) / 1000
+    assert float(ks.DiscreteProcess.cosine().vlb_weight(t)[-1] / ks.DiscreteProcess.cosine().vlb_weight(t).sum()) > 0.97
+
+
+def test_raw_rewards_are_paid_as_they_are() -> None:
+    rewards, valid = torch.tensor([0.3, -0.1, 0.0, 0.5]), torch.tensor([1.0, 1.0, 0.0, 1.0])
+    raw = ks.Adaptive(ks.BetaPair(), standardised=False)
+    assert torch.equal(raw.advantages(rewards, valid), rewards)
+    batch = ks.Adaptive(ks.BetaPair(), standardised=False, credit="batch")
+    assert_close(batch.advantages(rewards, valid), 0.7 / 3 * valid)
+    usual = ks.Adaptive(ks.BetaPair()).advantages(rewards, valid)
+    assert_close(usual.sum(), torch.tensor(0.0), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("a", "b"), [(1.0, 1.0), (3.0, 0.7)])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from samplers import gloo_rank
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
@@ -72,12 +73,10 @@ def build(credit: str) -> ks.Adaptive:
 
 
 def run_rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     half = slice(rank * NUM_ROWS // 2, (rank + 1) * NUM_ROWS // 2)
-    results = {credit: train(half, build(credit)) for credit in ("sample", "batch")}
-    torch.save({**results, "ddp": train_in_ddp(rank)}, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    with gloo_rank(rank, folder):
+        results = {credit: train(half, build(credit)) for credit in ("sample", "batch")}
+        torch.save({**results, "ddp": train_in_ddp(rank)}, f"{folder}/{rank}.pt")
 
 
 @pytest.fixture(scope="module")

@@ -242,3 +242,12 @@ def test_an_adaptive_sampler_or_none_at_all_is_refused(wrong: object, place: str
     samplers = {"first": ks.Uniform(), "then": ks.Uniform(), place: wrong()}  # type: ignore[operator]
     with pytest.raises(ValueError, match=r"(?i)adaptive|sampler"):
         ks.Curriculum(**samplers, start=0, end=10)
+
+
+def test_a_part_of_another_kind_is_refused_before_anything_is_loaded() -> None:
+    saved = ks.Curriculum(ks.LogitNormal(), ks.Uniform(), start=1, end=2)
+    other = ks.Curriculum(ks.LogitNormal(seed=5), ks.Mode(), start=1, end=2, seed=5)
+    before = {key: value.clone() for key, value in other.state_dict().items()}
+    with pytest.raises(ValueError, match="got that of Uniform for Mode"):
+        other.load_state_dict(saved.state_dict())
+    assert all(torch.equal(before[key], value) for key, value in other.state_dict().items())

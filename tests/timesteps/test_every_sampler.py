@@ -195,6 +195,47 @@ def test_losses_of_the_wrong_shape_are_refused(name: str) -> None:
 
 
 @every_sampler
+@pytest.mark.parametrize("loss", [torch.tensor(0.5), 0.5], ids=["tensor", "float"])
+def test_a_scalar_loss_is_refused_with_the_fix(name: str, loss: Any) -> None:
+    sampler = build(name, build_model())
+    drawn = sampler.sample(batch(0))
+    with (
+        pytest.raises(ValueError, match=r'one value per sample, \(64,\), got (\(\)|0.5) .*reduction="none"'),
+        sampler.observe(batch(0), drawn, loss, losses_of(build_model(), batch(0))),
+    ):
+        pass
+
+
+@every_sampler
+def test_a_batch_size_in_place_of_the_batch_is_refused_with_the_fix(name: str) -> None:
+    with pytest.raises(ValueError, match=r"x0 must be a tensor, got 8: pass the clean batch \(B, ...\) itself"):
+        build(name, build_model()).sample(8)  # type: ignore[arg-type]
+
+
+@every_sampler
+@pytest.mark.parametrize("other", ["uniform", "logit_normal", "root_loss", "curriculum"])
+def test_the_state_of_another_sampler_is_refused_before_anything_is_loaded(name: str, other: str) -> None:
+    saved, sampler = build_taught(other), build_taught(name)
+    if type(saved) is type(sampler):
+        return
+    before = {key: value.clone() for key, value in sampler.state_dict().items()}
+    own, others = type(sampler).__name__, type(saved).__name__
+    with pytest.raises(ValueError, match=f"of its own kind, got that of {others} for {own}: make a {others} with"):
+        sampler.load_state_dict(saved.state_dict())
+    with pytest.raises(ValueError, match=f"got that of {others} for {own}"):
+        torch.nn.ModuleList([sampler]).load_state_dict(torch.nn.ModuleList([saved]).state_dict())
+    assert all(torch.equal(before[key], value) for key, value in sampler.state_dict().items())
+
+
+@every_sampler
+def test_a_state_of_an_earlier_version_without_kinds_is_loaded(name: str) -> None:
+    sampler, resumed = build_taught(name), build(name, build_model(), 123)
+    state = sampler.state_dict()
+    resumed.load_state_dict({key: state[key] for key in state if not key.endswith("kind")})
+    assert_same_state(sampler, resumed)
+
+
+@every_sampler
 def test_a_cast_to_half_precision_leaves_the_sampler_exact(name: str) -> None:
     sampler, cast = build_taught(name), build_taught(name)
     cast.half()

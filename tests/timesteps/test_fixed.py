@@ -100,9 +100,46 @@ def test_density_over_a_discrete_process_gives_each_step_what_is_nearest_in_log_
     alpha_bar = process.alphas_cumprod.numpy()
     with np.errstate(divide="ignore"):
         log_snr = np.log(alpha_bar) - np.log1p(-alpha_bar)
-    edges = np.concatenate([[np.inf], (log_snr[1:] + log_snr[:-1]) / 2, [-np.inf]])
+    between = (log_snr[1:] + log_snr[:-1]) / 2
+    if log_snr[-1] == -np.inf:  # the last step has no halfway: it begins as far out as its neighbour reaches inward
+        between[-1] = 1.5 * log_snr[-2] - 0.5 * log_snr[-3]
+    edges = np.concatenate([[np.inf], between, [-np.inf]])
     density = make(process).density(process.num_steps)
     assert_close(density.double(), torch.from_numpy(-np.diff(below(edges))), rtol=0, atol=2e-6)
+
+
+class InfiniteEnds:
+    """Four steps, the first without noise and the last without data."""
+
+    num_steps = 4
+
+    def log_snr(self, t):
+        """Return four numbers, two of them infinite."""
+        return torch.tensor([torch.inf, 1.0, -1.0, -torch.inf], dtype=t.dtype)[(4 * t).long()]
+
+
+@pytest.mark.parametrize("name", ["log_normal(-0.4,1)", "laplace(1,3)"])
+def test_tails_belong_to_the_steps_at_infinite_log_snr(name):
+    make, below = LOG_SNR_SAMPLERS[name]
+    expected = -np.diff(below(np.array([np.inf, 2.0, 0.0, -2.0, -np.inf])))
+    assert_close(make(InfiniteEnds()).density(4).double(), torch.from_numpy(expected), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [ks.LogNormalSigma, ks.Laplace])
+def test_the_last_step_of_a_zero_terminal_snr_is_drawn(make):
+    process = ks.DiscreteProcess.linear(8, 0.05, 0.6).with_zero_terminal_snr()
+    options = {"mean": 2.0} if make is ks.LogNormalSigma else {"mean": -4.0}
+    drawn = make(process, **options).sample(torch.zeros(1000, 1)).index(8)
+    assert (drawn == 7).any()
+
+
+def test_a_process_without_any_finite_step_is_refused():
+    class Nothing(InfiniteEnds):
+        def log_snr(self, t):
+            return torch.full_like(t, torch.inf)
+
+    with pytest.raises(ValueError, match="finite at one step at least"):
+        ks.Laplace(Nothing())
 
 
 @pytest.mark.parametrize("process", [ks.EDMProcess(), ks.EDMProcess(0.5, 0.02, 3.0), ks.FlowProcess()])

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from samplers import SAMPLERS, batch, build, build_model, train_step
+from samplers import SAMPLERS, batch, build, build_model, gloo_rank, train_step
 from torch.testing import assert_close
 
 import kairostep as ks
@@ -24,18 +23,16 @@ def train(name: str, rows: slice, num_steps: int) -> tuple[ks.TimestepSampler, t
 
 
 def run_rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     results: dict[str, Any] = {}
     half = slice(rank * NUM_ROWS // 2, (rank + 1) * NUM_ROWS // 2)
-    for name in SAMPLERS:
-        sampler, model, times = train(name, half, num_steps=40)
-        state = {key: value.clone() for key, value in sampler.state_dict().items()}
-        results[name] = {"times": times, "state": state, "density": sampler.density()}
-        train_step(sampler, model, batch(99, 20 if rank else 32))  # an unequal last batch
-        results[name]["after_unequal"] = sampler.state_dict()
+    with gloo_rank(rank, folder):
+        for name in SAMPLERS:
+            sampler, model, times = train(name, half, num_steps=40)
+            state = {key: value.clone() for key, value in sampler.state_dict().items()}
+            results[name] = {"times": times, "state": state, "density": sampler.density()}
+            train_step(sampler, model, batch(99, 20 if rank else 32))  # an unequal last batch
+            results[name]["after_unequal"] = sampler.state_dict()
     torch.save(results, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

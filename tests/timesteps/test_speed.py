@@ -145,3 +145,61 @@ def test_a_slow_start_is_no_convergence() -> None:
     """EDM's sigma rises from 0.002: its first steps change x_t as little as its last."""
     speed = ks.Speed(ks.EDMProcess())
     assert 700 < speed.num_meaningful_steps < 900
+
+
+def linear_of(num_steps):
+    """Return one schedule in any number of steps: the linear one of 1000 with its rate per unit of t."""
+    return ks.DiscreteProcess.from_betas(torch.linspace(0.1, 20, num_steps, dtype=torch.float64) / num_steps)
+
+
+@pytest.mark.parametrize("num_steps", [50, 100, 250, 4000])
+def test_the_share_of_meaningful_steps_does_not_depend_on_their_number(num_steps):
+    for process, published in ((linear_of(num_steps), 0.642), (ks.DiscreteProcess.cosine(num_steps), 0.959)):
+        share = ks.Speed(process).num_meaningful_steps / num_steps
+        assert share == pytest.approx(published, abs=max(1.5 / num_steps, 1e-3))
+
+
+@pytest.mark.parametrize("num_steps", [100, 4000])
+def test_v1_draws_alike_whatever_the_number_of_steps(num_steps):
+    expected = ks.Speed(linear_of(1000), "v1").density(10)
+    assert_close(ks.Speed(linear_of(num_steps), "v1").density(10), expected, rtol=0, atol=max(2 / num_steps, 2e-3))
+
+
+def test_k_tau_and_lambda_are_options_of_the_paper_version():
+    sampler = ks.Speed(PROCESSES["linear"], k=2.0, tau=0.25, lam=0.8)
+    assert_close(sampler.mass[[0, 249, 250, 999]] * 1250, torch.tensor([2.0, 2.0, 1.0, 1.0]))
+    noise = 1 - PROCESSES["linear"].alphas_cumprod
+    (change,) = torch.gradient(noise)
+    relative = (change - change.min()) / (change.max() - change.min())
+    assert_close(sampler.loss_weight[:250].double(), (0.2 + 0.6 * relative)[:250], rtol=1e-5, atol=1e-6)
+    assert_close(sampler.loss_weight[250:], torch.ones(750))
+
+
+def test_k_is_the_ratio_of_v1_too():
+    mass = ks.Speed(PROCESSES["linear"], "v1", k=3.0).mass
+    assert_close(mass[0] / mass[-1], torch.tensor(3.0))
+    flat = ks.Speed(PROCESSES["linear"], "v1", k=1.0).mass
+    assert_close(flat, torch.full((1000,), 1e-3))
+
+
+@pytest.mark.parametrize("version", ["v1", "paper"])
+def test_without_mirrors_every_draw_follows_the_asymmetric_density(version):
+    sampler = ks.Speed(PROCESSES["linear"], version, mirrored=False)
+    expected = torch.from_numpy(asymmetric_mass("linear", version)).view(10, 100).sum(1)
+    assert_close(sampler.density(10).double(), expected, rtol=0, atol=1e-6)
+    steps = sampler.sample(torch.zeros(10_000, 1)).index(1000)
+    assert_close(torch.bincount(steps // 100, minlength=10) / 1e4, expected.float(), rtol=0, atol=3e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0.0}, "k must be a finite number above 0, got 0.0"),
+        ({"tau": 700}, r"tau must be a share in \[0, 1\], got 700"),
+        ({"lam": 5}, r"lam must be a share in \[0, 1\], got 5"),
+        ({"version": "v1", "lam": 0.8}, 'tau and lam belong to version="paper", got 0.7 and 0.8'),
+    ],
+)
+def test_wrong_options_are_refused_with_rule_and_value(options, message):
+    with pytest.raises(ValueError, match=message):
+        ks.Speed(PROCESSES["linear"], **options)

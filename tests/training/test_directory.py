@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.autoencoders.vq_model import VQModel
 from diffusers.models.unets.unet_2d import UNet2DModel
 from PIL import Image
-from small_runs import ADAPTIVE, CONTEXT, PATIENCE, Child, arguments, assert_same_run, num_lines
+from small_runs import ADAPTIVE, CONTEXT, PATIENCE, SMALL, Child, arguments, assert_same_run, num_lines, train_here
 
 import kairostep.cli
 from kairostep.data import batches
+from kairostep.training import checkpoint
 from kairostep.training.directory import DirectoryLock
 
 QUICK = ["--steps=4", "--batch_size=8", "--network.channels=8", "--network.multipliers=[1,2]", "--network.blocks=1"]
@@ -159,3 +161,32 @@ def test_a_run_in_latents_ends_with_a_model_that_loads(kind: str, photos: Path, 
     assert isinstance(autoencoder.from_pretrained(tmp_path / "run" / "model" / "autoencoder"), autoencoder)
     with Image.open(next((tmp_path / "run" / "samples").glob("*.png"))) as grid:
         assert min(grid.size) >= 8 * 16  # pixels, not latents
+
+
+@pytest.mark.parametrize(
+    ("sampler", "new_options"),
+    [("speed", ["k", "tau", "lam", "mirrored"]), ("adaptive", ["standardised", "bounded"]), ("curriculum", [])],
+)
+def test_a_run_that_an_earlier_version_left_goes_on(tmp_path: Path, sampler: str, new_options: list[str]) -> None:
+    """Options came later, and states did not name their sampler nor a policy its map to a and b."""
+    settings = {**SMALL, "sampler": sampler, "steps": 14}
+    settings |= {"sampler.start": 2, "sampler.end": 9} if sampler == "curriculum" else {}
+    whole = train_here(tmp_path / "whole", settings).directory
+    run = train_here(tmp_path / "run", {**settings, "steps": 7}).directory
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    for option in new_options:
+        del config["sampler"][option]
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    (path,) = (run / "checkpoints").glob("*.safetensors")
+    state, facts = checkpoint.read(path), checkpoint.read_facts(path)
+    names = ("kind", "to_beta._extra_state")
+    kept = {key: value for key, value in state["trainer"]["sampler"].items() if not key.endswith(names)}
+    assert len(kept) < len(state["trainer"]["sampler"])
+    checkpoint.write(path, {**state, "trainer": {**state["trainer"], "sampler": kept}}, facts)
+    train_here(run, settings)
+    expected, found = (
+        checkpoint.read(d / "checkpoints" / "step-00000014.safetensors")["trainer"] for d in (whole, run)
+    )
+    for part in ("model", "sampler"):
+        assert expected[part].keys() == found[part].keys()
+        assert all(torch.equal(value, found[part][key]) for key, value in expected[part].items())

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from kairostep.diffusion.process import Process
 from kairostep.timesteps.arguments import count, positive
-from kairostep.timesteps.speed import CONVERGENCE_START, slope
+from kairostep.timesteps.speed import CONVERGENCE_START, SLOPE_THRESHOLD, slope
 
 NUM_STEPS = 1000  # in which a continuous process is read
-SLOPE_THRESHOLD = 0.1  # of sigma over the whole of [0, 1]: SpeeD's 1e-4 per step of 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,8 @@ class Objective:
         self, model: Callable[..., Any], x0: Tensor, t: Tensor, *, noise: Tensor | None = None, **cond: Any
     ) -> Tensor:
         """Return the losses (B,) of x0 (B, ...) at t (B,), in float32 or better; `noise` is drawn unless given."""
+        if x0.ndim == 0:
+            raise ValueError("x0 must be a batch (B, ...), got a single number: pass x0[None] and t[None]")
         if t.shape != x0.shape[:1] or not t.is_floating_point():
             raise ValueError(
                 f"t must be a float in [0, 1] for each row of x0, {tuple(x0.shape[:1])}, "
@@ -76,7 +78,8 @@ class Objective:
             noise = torch.where(sigma > 0, noise + alpha * (own - x0) / sigma, noise)  # that leads from x0 to xt
         target = self.prediction.target(x0, noise, alpha, sigma)
         dtype = torch.promote_types(torch.promote_types(output.dtype, target.dtype), torch.float32)
-        losses = F.mse_loss(output.to(dtype), target.to(dtype), reduction="none").flatten(1).mean(1)  # (B,)
+        losses = F.mse_loss(output.to(dtype), target.to(dtype), reduction="none")
+        losses = losses.flatten(1).mean(1) if losses.ndim > 1 else losses  # (B,)
         weight = self.weighting(at.log_snr, self.prediction).to(dtype)
         return losses * weight
 

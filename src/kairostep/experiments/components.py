@@ -81,18 +81,30 @@ def adaptive(
     *,
     policy: str = "network",  # or "pair", which ignores x0
     reward: str = "vlb",  # or "loss", the objective that is trained
-    hidden: int = 128,
+    hidden: int | None = None,  # 128, as published 256
     depth: int = 2,
+    bounded: bool = True,  # a and b within 1/50..50; else the released softplus, as with as_published
     num_steps: int | None = None,  # as many as the process has, or 1000
+    as_published: bool = False,
     **options: Any,
 ) -> Adaptive:
     """Return the paper's sampler; its policy sees x0 unless it is a pair, and is paid by the bound or by the loss."""
     choice("sampler.policy", policy, ("network", "pair"))
     choice("sampler.reward", reward, ("vlb", "loss"))
-    made = BetaPair() if policy == "pair" else BetaPolicy.for_input(shape, hidden, depth, seed=seed)
+    hidden = hidden_units(as_published) if hidden is None else hidden
+    made = (
+        BetaPair(bounded=bounded)
+        if policy == "pair"
+        else BetaPolicy.for_input(shape, hidden, depth, bounded=bounded, seed=seed)
+    )
     reward_weight = objective.reweighting(vlb(process)) if reward == "vlb" else None
     steps: int = getattr(process, "num_steps", 1000) if num_steps is None else num_steps
-    return Adaptive(made, reward_weight, num_steps=steps, model=model, seed=seed, **options)
+    return Adaptive(made, reward_weight, num_steps=steps, model=model, as_published=as_published, seed=seed, **options)
+
+
+def hidden_units(as_published: bool) -> int:
+    """Return the width of a policy that is made for the user: of the paper's Table 7, or of the released code."""
+    return 256 if as_published else 128
 
 
 def infonoise(process: Process, objective: Objective, seed: int, **options: Any) -> InfoNoise:
@@ -255,7 +267,10 @@ def with_defaults(table: Mapping[str, Maker], component: Component) -> Component
     defaults = {name: option.default for name, option in options_of(table[component.name]).items()}
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
     known = {name: value for name, value in plain.items() if isinstance(value, bool | int | float | str | list)}
-    return Component(component.name, {**known, **component.options})
+    options = {**known, **component.options}
+    if component.name == "adaptive" and options.get("hidden") is None:
+        options["hidden"] = hidden_units(decoded("--sampler.as_published", bool, options["as_published"]))
+    return Component(component.name, options)
 
 
 def options_of(maker: Maker) -> dict[str, Argument]:

@@ -67,9 +67,7 @@ def build(config: Config, device: torch.device) -> Experiment:
     """Return the experiment that the config describes; weights depend on its seed. `device` encodes latents."""
     for kind, table in TABLES.items():
         checked_options(kind, table, getattr(config, kind))  # a wrong name is told before data is read
-    parts: dict[str, Any] = {kind: with_defaults(table, getattr(config, kind)) for kind, table in TABLES.items()}
-    config = replace(config, **parts)
-    config, objective = make_objective(config)
+    config, objective = make_objective(fill_defaults(config))
     process = objective.process
     check(config, process, device)
     dataset, held_out = load_data(config, device)
@@ -95,6 +93,13 @@ def build(config: Config, device: torch.device) -> Experiment:
     return Experiment(config, dataset, held_out, objective, model, sampler)
 
 
+def fill_defaults(config: Config) -> Config:
+    """Return the config with the options that its parts leave out, as they are today."""
+    known = {kind: getattr(config, kind) for kind, table in TABLES.items() if getattr(config, kind).name in table}
+    parts: dict[str, Any] = {kind: with_defaults(TABLES[kind], component) for kind, component in known.items()}
+    return replace(config, **parts)
+
+
 def make_objective(config: Config) -> tuple[Config, Objective]:
     """Return the config with what is predicted filled in, and the loss that it describes."""
     process: Process = make("process", PROCESSES, config.process)
@@ -117,11 +122,29 @@ def check(config: Config, process: Process, device: torch.device) -> None:
             "pairs trade images between neighbours in t, so that a sampler must not draw t by the image, got adaptive "
             "with a network: pass --pairs=false, or --sampler.policy=pair"
         )
+    check_speed(config)
     num_steps = getattr(process, "num_steps", config.sample_steps)
     if config.sample_steps > num_steps:
         raise ValueError(
             f"sample_steps must be at most the {num_steps} steps of the process, got {config.sample_steps}: "
             f"pass --sample_steps={num_steps}"
+        )
+
+
+def check_speed(config: Config) -> None:
+    """Raise where SpeeD's weight, made for the error of the noise, would meet another error or a second weight."""
+    options = config.sampler.options
+    if "speed" not in (config.sampler.name, options.get("first"), options.get("then")):
+        return
+    if config.weighting.name != "constant":
+        raise ValueError(
+            f"a loss is weighted once, got sampler speed, which weighs by its own rule, and weighting "
+            f"{config.weighting.name}: pass --weighting=constant, or another sampler"
+        )
+    if config.prediction != "epsilon":
+        raise ValueError(
+            f"the weight of sampler speed is meant for an epsilon loss, got prediction {config.prediction}: "
+            "pass --prediction=epsilon, or another sampler, such as --sampler=root_loss"
         )
 
 

@@ -15,8 +15,8 @@ from kairostep.timesteps.arguments import below_one, choice, count, nonnegative
 from kairostep.timesteps.distributed import gather_over_ranks, rank, sum_over_ranks, world_size
 from kairostep.timesteps.draws import Draws, random_bits
 from kairostep.timesteps.fixed import UNBIASED_FLOOR
-from kairostep.timesteps.policy import Beta, BetaPair, PolicyOptimizer
-from kairostep.timesteps.probes import eval_mode, evaluate_losses, isolated_randomness, probe_seed
+from kairostep.timesteps.policy import Beta, BetaPair, BetaPolicy, PolicyOptimizer
+from kairostep.timesteps.probes import Borrowed, eval_mode, evaluate_losses, isolated_randomness, model_of, probe_seed
 from kairostep.timesteps.sampler import LARGEST, LossAt, StepCount, Timesteps, TimestepSampler, learns_from_step
 from kairostep.timesteps.selection import DropQueue, SelectionRule, f_statistic
 
@@ -58,10 +58,13 @@ class Adaptive(TimestepSampler):
         with one row per batch it alone can learn.
     floor: share of uniform draws, 0.5 unless given: no density falls under floor times uniform, and no part of [0, 1]
         gets more than 1 - floor of all draws beyond its uniform share of the rest.
+    standardised: False pays the reward as it is, as the paper writes it: no mean taken off, no division by the spread.
     model: put into eval mode while probing; without it, probes share dropout masks before and after the step, and
-        layers that keep statistics in train mode, such as BatchNorm, count them too.
-    as_published: what the released code does where it differs from the paper, for comparison: fresh noise in
-        train mode, rewards summed in bits, no baseline, undetached entropy, round(u (T - 1)), all T swept, no floor.
+        layers that keep statistics in train mode, such as BatchNorm, count them too. Copies and pickles of the sampler
+        leave it behind and warn when they probe: name it again by `set_model`.
+    as_published: what the released code does where it differs from the paper, for comparison: fresh noise in train
+        mode, rewards summed in bits, no baseline, undetached entropy, round(u (T - 1)), all T swept, no floor, and the
+        policy's `use_released_map`, softplus, where it has one. Its hidden layers had 256 units.
     unbiased: weight by 1/density.
     stratified: True unless credit is "batch", where strata would hide from the reward what the policy did.
 
@@ -94,6 +97,7 @@ class Adaptive(TimestepSampler):
         entropy: float = 1e-2,
         learning_rate: float = 1e-2,
         floor: float | None = None,
+        standardised: bool = True,
         model: nn.Module | None = None,
         as_published: bool = False,
         unbiased: bool = False,
@@ -119,8 +123,9 @@ class Adaptive(TimestepSampler):
         self.entropy = nonnegative("entropy", entropy)
         floor = DEFAULT_FLOOR if floor is None else below_one("floor", floor)
         self.floor = 0.0 if as_published else max(floor, UNBIASED_FLOOR if unbiased else 0.0)
-        self.model = (model,)  # in a tuple, or its parameters would become this module's
+        self.set_model(model)
         self.as_published, self.unbiased, self.time_probes = as_published, unbiased, False
+        self.standardised = standardised and not as_published
         self.steps, self.probe_seconds = StepCount(seed), 0.0
         if stratified and credit == "batch":
             raise ValueError('credit="batch" needs independent draws, got stratified=True: leave `stratified` out')
@@ -130,6 +135,8 @@ class Adaptive(TimestepSampler):
         self.check_reward_weight()
         if as_published:
             self.queue.selected.copy_(torch.arange(num_selected))
+            if isinstance(policy, BetaPolicy | BetaPair):
+                policy.use_released_map()
         learning_rate = nonnegative("learning_rate", learning_rate)
         self.optimizer = PolicyOptimizer(policy, learning_rate, per_input=not as_published)
         self.register_buffer("latest", torch.ones(NUM_REMEMBERED, 2, dtype=torch.float32))
@@ -151,6 +158,15 @@ class Adaptive(TimestepSampler):
         if not finite:
             raise ValueError(f"reward_weight must be finite for every t, got {weight}: bound it or leave it out")
 
+    def set_model(self, model: nn.Module | None) -> None:
+        """Name the model to hold in eval mode while probing, as `model=` does: after a copy, which has none."""
+        self.model = Borrowed(model)
+
+    def distribution(self, x0: Tensor) -> Beta:
+        """Return the policy's Beta(a, b) for each row of x0, in float32 or better whatever the policy computes in."""
+        beta: Beta = self.policy(x0)
+        return Beta(*(value.to(torch.promote_types(value.dtype, torch.float32)) for value in (beta.a, beta.b)))
+
     # Algorithm 1: drawing
 
     def sample(self, x0: Tensor) -> Timesteps:
@@ -161,7 +177,7 @@ class Adaptive(TimestepSampler):
 
     def _draw(self, x0: Tensor) -> Timesteps:
         v = self.draws(x0)
-        beta: Beta = self.policy(x0)
+        beta = self.distribution(x0)
         learned = beta.quantile(((v - self.floor) / (1 - self.floor)).clamp(min=2**-25).to(beta.a.dtype)).to(v.dtype)
         u = torch.where(v < self.floor, v / max(self.floor, 2**-25), learned) if self.floor else learned
         weight = (-self.log_prob(beta, u)).exp().to(v.dtype) if self.unbiased else torch.ones_like(u)
@@ -232,7 +248,7 @@ class Adaptive(TimestepSampler):
         """
         device = probe.t.device
         start = self.seconds_now(device)
-        model = None if self.as_published else self.model[0]
+        model = None if self.as_published else model_of(self.model)
         with eval_mode(model), isolated_randomness(device, probe_seed(self.steps.seed, noise)):
             losses = evaluate_losses(loss_at, probe.rows, probe.t, max_rows=4 * num_rows)
         self.probe_seconds += self.seconds_now(device) - start
@@ -272,8 +288,8 @@ class Adaptive(TimestepSampler):
         around = (rewards - mean) * valid
         spread = (sum_over_ranks(around.square().sum()) / count_.clamp(min=1)).sqrt()
         self.reward.copy_(torch.stack([mean, spread]))
-        if self.as_published:
-            return rewards
+        if not self.standardised:
+            return rewards if self.credit == "sample" else mean * valid
         if self.credit == "sample":
             return torch.where(spread > 0, around / spread, 0.0)
         first = self.optimizer.num_updates == 0
@@ -288,7 +304,7 @@ class Adaptive(TimestepSampler):
         """Return the gradient (P,) of the policy's loss over the batches of all ranks (Eq. 13, Algorithm 1 line 8)."""
         num_rows = sum_over_ranks(torch.ones_like(advantages).sum())
         with torch.enable_grad():
-            beta: Beta = self.policy(x0)
+            beta = self.distribution(x0)
             log_prob = self.log_prob(beta, self.to_u(t))
             if self.as_published:
                 objective = log_prob * (advantages + self.entropy * beta.entropy())
@@ -302,7 +318,7 @@ class Adaptive(TimestepSampler):
     def remember(self, x0: Tensor) -> None:
         """Keep a and b for rows of this batch, the same number from each rank, as `density()` averages over them."""
         num_local = -(-NUM_REMEMBERED // world_size())
-        beta: Beta = self.policy(x0)
+        beta = self.distribution(x0)
         row = torch.arange(num_local, device=x0.device) * len(x0) // num_local
         latest = gather_over_ranks(torch.stack([beta.a, beta.b], dim=1)[row].float())
         self.latest.copy_(latest.flatten(0, 1)[:NUM_REMEMBERED])
@@ -311,7 +327,7 @@ class Adaptive(TimestepSampler):
 
     def density(self, num_bins: int = 100) -> Tensor:
         """Return where the draws go now, over the rows of the latest probed batch: (num_bins,), summing to 1."""
-        edges = torch.arange(1, num_bins, device=self.latest.device) / num_bins
+        edges = torch.arange(1, num_bins, dtype=torch.float32, device=self.latest.device) / num_bins
         learned = Beta(*self.latest.unbind(1)).cdf(self.to_u(edges).clamp(0, 1)).mean(0)  # (num_bins - 1,)
         cdf = (1 - self.floor) * learned + self.floor * edges
         return nn.functional.pad(nn.functional.pad(cdf, (1, 0)), (0, 1), value=1.0).diff().clamp(min=0)
@@ -332,4 +348,5 @@ class Adaptive(TimestepSampler):
         }
         selected_t = self.queue.sweep_t[self.queue.selected]
         values |= {f"selected_t_{i}": t for i, t in enumerate(selected_t.unbind())}
-        return values | ({"probe_seconds": torch.tensor(self.probe_seconds)} if self.time_probes else {})
+        seconds = torch.tensor(self.probe_seconds, dtype=torch.float32)
+        return values | ({"probe_seconds": seconds} if self.time_probes else {})

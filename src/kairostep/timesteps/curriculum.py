@@ -46,7 +46,7 @@ class Curriculum(TimestepSampler):
 
     def share(self) -> Tensor:
         """Return the share of rows that `then` draws at the next step, ()."""
-        rising = ((self.num_drawn - self.start) / max(1, self.end - self.start)).clamp(0, 1)
+        rising = ((self.num_drawn - self.start).float() / max(1, self.end - self.start)).clamp(0, 1)
         return torch.where(self.num_drawn >= self.end, 1.0, rising)
 
     def sample(self, x0: Tensor) -> Timesteps:

@@ -31,7 +31,7 @@ class DrawTable(nn.Module):
         relative = torch.where(flat, 1.0, num_bins * mass / mass.sum())  # density over uniform's: exactly 1 where flat
         end = relative.cumsum(0)
         end = end / end[-1]  # exactly 1 at last, so that no u falls beyond
-        end_t = torch.arange(1, num_bins + 1, device=mass.device) / num_bins
+        end_t = torch.arange(1, num_bins + 1, dtype=mass.dtype, device=mass.device) / num_bins
         slope = 1 / relative
         weight = slope**self.beta
         rows = torch.stack([end, end_t, slope, weight / (relative * weight).mean()])

@@ -40,6 +40,14 @@ def random_bits(key: Tensor, step: Tensor, num: int) -> Tensor:
     return mix((torch.arange(num, device=key.device) + start) * _GOLDEN_RATIO)
 
 
+def check_batch(x0: Tensor) -> None:
+    """Raise unless x0 is a batch of at least one row."""
+    if not isinstance(x0, Tensor):
+        raise ValueError(f"x0 must be a tensor, got {x0!r}: pass the clean batch (B, ...) itself, not its size")
+    if x0.ndim == 0 or x0.shape[0] == 0:
+        raise ValueError(f"x0 must have at least one row, got shape {tuple(x0.shape)}: pass a batch (B, ...)")
+
+
 class Draws(nn.Module):
     """Uniform numbers in (0, 1), one per row of the batch, fresh at every call.
 
@@ -60,13 +68,12 @@ class Draws(nn.Module):
 
     def forward(self, x0: Tensor) -> Tensor:
         """Return (B,) numbers for this rank's batch x0 (B, ...) and move on by one step."""
+        check_batch(x0)
         if x0.device != self.step.device:
             raise ValueError(
                 f"sampler and batch must be on one device, got {self.step.device} and {x0.device}: "
                 f"move the sampler once with sampler.to('{x0.device}')"
             )
-        if x0.ndim == 0 or x0.shape[0] == 0:
-            raise ValueError(f"x0 must have at least one row, got shape {tuple(x0.shape)}: pass a batch (B, ...)")
         dtype = torch.float64 if x0.dtype == torch.float64 else torch.float32  # half precision would be too coarse
         num_local = x0.shape[0]
         num_global = num_local * world_size()

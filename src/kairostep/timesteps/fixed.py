@@ -142,7 +142,7 @@ class Laplace(Tabulated):
 
 
 def log_snr_between_bins(process: LogSNR) -> Tensor:
-    """Return log-SNR at the inner edges of the bins (K-1,); for a process of steps, halfway between neighbours."""
+    """Return log-SNR at the inner edges of the bins (K-1,); for a process of steps, see `between_steps`."""
     if not hasattr(process, "log_snr"):
         raise ValueError(
             f"process must have log_snr(t), got {process!r}: pass for instance ks.DiscreteProcess.linear()"
@@ -151,7 +151,25 @@ def log_snr_between_bins(process: LogSNR) -> Tensor:
     if num_steps is None:
         return process.log_snr(torch.arange(1, NUM_BINS, dtype=torch.float64) / NUM_BINS)
     log_snr = process.log_snr((torch.arange(num_steps, dtype=torch.float64) + 0.5) / num_steps)
-    return (log_snr[1:] + log_snr[:-1]) / 2
+    return between_steps(log_snr)
+
+
+def between_steps(log_snr: Tensor) -> Tensor:
+    """Return log-SNR halfway between neighbouring steps (T,) -> (T-1,).
+
+    A first or last step at infinite log-SNR has no halfway. It begins as far beyond its finite neighbour as that one
+    reaches on its other side, so that the infinite step gets the tail.
+    """
+    between = (log_snr[1:] + log_snr[:-1]) / 2
+    known = log_snr.isfinite().nonzero().flatten().tolist()
+    if not known:
+        raise ValueError(f"log-SNR must be finite at one step at least, got {log_snr}: pass another process")
+    first, last = known[0], known[-1]
+    if first > 0:
+        between[first - 1] = log_snr[first] + (log_snr[first] - log_snr[min(first + 1, last)]) / 2
+    if last < len(between):
+        between[last] = log_snr[last] + (log_snr[last] - log_snr[max(last - 1, first)]) / 2
+    return between
 
 
 def mass_from_inner_cdf(below: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from kairostep.timesteps.distributed import sum_over_ranks
 from kairostep.timesteps.draws import Draws
 from kairostep.timesteps.fixed import UNBIASED_FLOOR
 from kairostep.timesteps.histogram import rebin, with_floor
-from kairostep.timesteps.probes import isolated_randomness, probe_seed
+from kairostep.timesteps.probes import Borrowed, check_losses, isolated_randomness, probe_seed
 from kairostep.timesteps.sampler import (
     LARGEST,
     LossAt,
@@ -55,8 +55,9 @@ class GradientVariance(TimestepSampler):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.parameters_of_model = [p for p in parameters if p.requires_grad]  # a list: not parameters of this module
-        if not self.parameters_of_model:
+        trained = [p for p in parameters if p.requires_grad]
+        self.parameters_of_model = Borrowed(trained)
+        if not trained:
             raise ValueError("parameters must hold at least one that requires a gradient: pass model.parameters()")
         self.every = count("every", every)
         self.rows_per_gradient = count("rows_per_gradient", rows_per_gradient)
@@ -92,15 +93,21 @@ class GradientVariance(TimestepSampler):
 
     def measure(self, bin_: int, x0: Tensor, loss_at: LossAt) -> tuple[Tensor, Tensor]:
         """Return the variance of one row's gradient at the centre of the bin and the rows used, over all ranks."""
+        parameters = self.parameters_of_model.value
+        if parameters is None:
+            raise RuntimeError(
+                "this sampler is a copy, and copies leave the parameters of the model behind: make a "
+                "GradientVariance(model.parameters()) and give it the copy's state by load_state_dict"
+            )
         rows = torch.arange(len(x0), device=x0.device)
         rows_per_gradient = min(self.rows_per_gradient, max(1, len(x0) // 2))
-        num_gradients = square = total = torch.zeros((), device=x0.device)
+        num_gradients = square = total = torch.zeros((), dtype=torch.float32, device=x0.device)
         for chunk in torch.split(rows, rows_per_gradient):
-            t = torch.full((len(chunk),), (bin_ + 0.5) / len(self.variance), device=x0.device)
-            losses = loss_at(chunk, t)
+            t = self.variance.new_full((len(chunk),), (bin_ + 0.5) / len(self.variance))
+            losses = check_losses(loss_at(chunk, t), chunk)
             if not losses.requires_grad:
                 raise ValueError("GradientVariance needs a differentiable loss_at: take it out of torch.no_grad()")
-            gradients = torch.autograd.grad(losses.mean(), self.parameters_of_model, materialize_grads=True)
+            gradients = torch.autograd.grad(losses.mean(), parameters, materialize_grads=True)
             gradient = torch.cat([g.detach().flatten().float() for g in gradients])  # (P,)
             num_gradients = num_gradients + 1
             square = square + len(chunk) * gradient.square().sum()
@@ -114,7 +121,7 @@ class GradientVariance(TimestepSampler):
     def record(self, bin_: int, variance: Tensor, num_rows: Tensor) -> None:
         """Move the bin's variance toward the measured one; what is not finite is skipped, as of one gradient alone."""
         finite = variance.abs() < LARGEST**2
-        keep = torch.where(self.num_measured[bin_] > 0, self.decay, 0.0)
+        keep = self.decay * (self.num_measured[bin_] > 0).float()
         new = torch.lerp(variance.clamp(min=0), self.variance[bin_], keep)
         self.variance[bin_] = torch.where(finite, new, self.variance[bin_])
         self.num_measured[bin_] += finite

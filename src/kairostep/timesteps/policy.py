@@ -1,8 +1,11 @@
 """Policies over t: from clean data x0 to a beta distribution (Kim et al., Eq. 11)."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +15,8 @@ from kairostep.timesteps.arguments import count
 from kairostep.timesteps.histogram import BELOW_ONE
 from kairostep.timesteps.probes import isolated_randomness
 
-MAX_CONCENTRATION = 50.0  # a and b stay within 1/50..50
+MAX_CONCENTRATION = 50.0  # bounded a and b stay within 1/50..50
+RELEASED_BIAS, RELEASED_MIN = 0.5, 1e-5  # the released code starts at a = b = softplus(0.5) + 1e-5 = 0.974
 NUM_CELLS = 512  # of the table that inverts the CDF
 TAIL = 1e-7  # mass left out at either end of it
 
@@ -76,8 +80,8 @@ class Beta:
         log_norm = self._log_norm()
         low = ((TAIL * self.a).log() + log_norm) / self.a
         high = -((TAIL * self.b).log() + log_norm) / self.b
-        middle = (torch.arange(NUM_CELLS, device=low.device) + 0.5) / NUM_CELLS
-        z = torch.lerp(low[:, None], high[:, None], middle.to(low.dtype))  # (B, NUM_CELLS)
+        middle = (torch.arange(NUM_CELLS, dtype=low.dtype, device=low.device) + 0.5) / NUM_CELLS
+        z = torch.lerp(low[:, None], high[:, None], middle)  # (B, NUM_CELLS)
         log_pdf = (self.a + self.b)[:, None] * F.logsigmoid(z) - self.b[:, None] * z - log_norm[:, None]
         return low, high, log_pdf.exp()
 
@@ -92,6 +96,51 @@ def concentrations(output: Tensor) -> Beta:
     return Beta(a, b)
 
 
+class Concentrations(nn.Module):
+    """From the output of a policy (B, 2) to Beta(a, b), saved with the weights that belong to it.
+
+    bounded: `concentrations`; else the released code's softplus(output) + 1e-5, which has no upper bound.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bounded = True
+
+    def forward(self, output: Tensor) -> Beta:
+        """Return one distribution per row."""
+        return concentrations(output) if self.bounded else Beta(*(F.softplus(output) + RELEASED_MIN).unbind(1))
+
+    @torch.no_grad()
+    def release(self, bias: Tensor) -> None:
+        """Take the released code's map, and move the bias (2,) from our start to that of the released code."""
+        if self.bounded:
+            self.bounded = False
+            bias.add_(RELEASED_BIAS)
+
+    def get_extra_state(self) -> Tensor:
+        """Return which map it is."""
+        return torch.tensor(self.bounded)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take up the map that the weights were trained with."""
+        self.bounded = bool(state)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Load states of earlier versions too: they had the bounded map alone and did not name it."""
+        state_dict.setdefault(f"{prefix}_extra_state", torch.tensor(True))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def at_least_float32(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return what `Module._apply` is given without casts to half precision: a policy's steps would be lost in it."""
+
+    def move(tensor: Tensor) -> Tensor:
+        moved = fn(tensor)
+        return moved if moved.element_size() >= tensor.element_size() else tensor.to(moved.device)
+
+    return move
+
+
 class BetaPolicy(nn.Module):
     """x0 (B, *shape) -> Beta(a, b), uniform for every x0 at the start; build it with `BetaPolicy.for_input(shape)`.
 
@@ -101,7 +150,7 @@ class BetaPolicy(nn.Module):
 
     MAX_SIZE, POOLED_SIZE, CHANNELS = 32, 4, (32, 64, 128)
 
-    def __init__(self, shape: tuple[int, ...], hidden: int, depth: int) -> None:
+    def __init__(self, shape: tuple[int, ...], hidden: int, depth: int, *, bounded: bool = True) -> None:
         super().__init__()
         self.shape = shape
         num_axes = len(shape) - 1
@@ -115,7 +164,7 @@ class BetaPolicy(nn.Module):
             sizes = [min(size, self.MAX_SIZE) for size in shape[1:]]
             layers: list[nn.Module] = [pool(tuple(sizes))] if sizes != list(shape[1:]) else []
             for num_in, num_out in pairwise((shape[0], *self.CHANNELS)):
-                layers += [convolution(num_in, num_out, 3, padding=1), nn.ReLU()]
+                layers += [convolution(num_in, num_out, 3, padding=1, dtype=torch.float32), nn.ReLU()]
                 if min(sizes) > self.POOLED_SIZE:
                     layers.append(halve(2))
                     sizes = [size // 2 for size in sizes]
@@ -124,23 +173,41 @@ class BetaPolicy(nn.Module):
             self.features = nn.Sequential(*layers)
             num_features = self.CHANNELS[-1] * math.prod(pooled)
         widths = [num_features, *[hidden] * depth]
-        self.hidden = nn.Sequential(*[m for pair in pairwise(widths) for m in (nn.Linear(*pair), nn.ReLU())])
-        self.out = nn.Linear(widths[-1], 2)
+        linear = partial(nn.Linear, dtype=torch.float32)  # whatever torch's default
+        self.hidden = nn.Sequential(*[m for pair in pairwise(widths) for m in (linear(*pair), nn.ReLU())])
+        self.out = linear(widths[-1], 2)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
+        self.to_beta = Concentrations()
+        if not bounded:
+            self.use_released_map()
 
     @classmethod
-    def for_input(cls, shape: tuple[int, ...], hidden: int = 128, depth: int = 2, *, seed: int = 0) -> "BetaPolicy":
+    def for_input(
+        cls, shape: tuple[int, ...], hidden: int = 128, depth: int = 2, *, bounded: bool = True, seed: int = 0
+    ) -> "BetaPolicy":
         """Return a policy for x0 of this shape without the batch: (D,), (C, L), (C, H, W) or (C, D, H, W).
 
         Weights depend on the seed alone, so that all ranks start alike, and the global generator is left as it was.
+
+        Args:
+            shape: x0.shape[1:].
+            hidden: units of each hidden layer; 128 in the paper's Table 7, 256 in its other tables and released code.
+            depth: hidden layers.
+            bounded: a and b within 1/50..50; False takes the released code's softplus, unbounded, 0.974 at the start.
+            seed: of the weights.
         """
         if not isinstance(shape, tuple) or not 1 <= len(shape) <= 4 or min(shape) < 1:
-            raise ValueError(f"shape must be (D,), (C, L), (C, H, W) or (C, D, H, W), got {shape}: pass x0.shape[1:]")
+            fix = "pass x0.shape[1:]" if shape else "use BetaPair(), or make x0 (B,) of shape (B, 1) by x0[:, None]"
+            raise ValueError(f"shape must be (D,), (C, L), (C, H, W) or (C, D, H, W), got {tuple(shape)}: {fix}")
         count("hidden", hidden)
         count("depth", depth)
         with isolated_randomness(torch.device("cpu"), seed):
-            return cls(tuple(shape), hidden, depth)
+            return cls(tuple(shape), hidden, depth, bounded=bounded)
+
+    def use_released_map(self) -> None:
+        """Take the released code's map to a and b; a policy at its start then has a = b = 0.974."""
+        self.to_beta.release(self.out.bias)
 
     def forward(self, x0: Tensor) -> Beta:
         """Return one distribution per row of x0 (B, *shape)."""
@@ -151,19 +218,41 @@ class BetaPolicy(nn.Module):
             )
         with torch.autocast(x0.device.type, enabled=False):
             features = self.features(x0.to(self.out.weight.dtype)).flatten(1)
-            return concentrations(self.out(self.hidden(features)))
+            beta: Beta = self.to_beta(self.out(self.hidden(features)))
+            return beta
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Follow the model to its device but never into half precision."""
+        super()._apply(at_least_float32(fn), recurse)  # type: ignore[no-untyped-call]
+        return self
 
 
 class BetaPair(nn.Module):
-    """One Beta(a, b) whatever x0: two parameters, uniform at the start."""
+    """One Beta(a, b) whatever x0: two parameters, uniform at the start.
 
-    def __init__(self) -> None:
+    bounded: a and b within 1/50..50; False takes the released code's softplus, unbounded, 0.974 at the start.
+    """
+
+    def __init__(self, *, bounded: bool = True) -> None:
         super().__init__()
-        self.output = nn.Parameter(torch.zeros(2))
+        self.to_beta = Concentrations()
+        self.output = nn.Parameter(torch.zeros(2, dtype=torch.float32))
+        if not bounded:
+            self.use_released_map()
 
     def forward(self, x0: Tensor) -> Beta:
         """Return the same distribution for each row of x0 (B, ...)."""
-        return concentrations(self.output.expand(x0.shape[0], 2))
+        beta: Beta = self.to_beta(self.output.expand(x0.shape[0], 2))
+        return beta
+
+    def use_released_map(self) -> None:
+        """Take the released code's map to a and b; a pair at its start then has a = b = 0.974."""
+        self.to_beta.release(self.output)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Follow the model to its device but never into half precision."""
+        super()._apply(at_least_float32(fn), recurse)  # type: ignore[no-untyped-call]
+        return self
 
 
 class PolicyOptimizer(nn.Module):
@@ -184,9 +273,10 @@ class PolicyOptimizer(nn.Module):
         super().__init__()
         num_inputs = [p[0].numel() if per_input and p.ndim > 1 else 1 for p in policy.parameters()]
         rates = [
-            torch.full((p.numel(),), learning_rate / n) for p, n in zip(policy.parameters(), num_inputs, strict=True)
+            torch.full((p.numel(),), learning_rate / n, dtype=torch.float32)
+            for p, n in zip(policy.parameters(), num_inputs, strict=True)
         ]
-        self.register_buffer("rates", torch.cat(rates).float(), persistent=False)
+        self.register_buffer("rates", torch.cat(rates), persistent=False)
         self.register_buffer("moments", torch.zeros(2, len(self.rates), dtype=torch.float32))
         self.register_buffer("num_updates", torch.tensor(0))
 
@@ -200,7 +290,7 @@ class PolicyOptimizer(nn.Module):
         corrected = []
         for moment, new, decay in zip(self.moments, (gradient, gradient.square()), self.BETAS, strict=True):
             moment.copy_(torch.where(finite, torch.lerp(new, moment, decay), moment))
-            corrected.append(moment / (1 - decay ** self.num_updates.clamp(min=1)))
+            corrected.append(moment / (1 - decay ** self.num_updates.clamp(min=1).float()))
         mean, square = corrected
         change = torch.where(finite, self.rates * mean / (square.sqrt() + self.EPSILON), 0.0)
         parameters = list(policy.parameters())

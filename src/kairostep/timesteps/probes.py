@@ -1,13 +1,50 @@
 """Looking at the loss without touching training: known random numbers, eval mode, bounded batches."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from kairostep.timesteps.distributed import rank
-from kairostep.timesteps.sampler import LossAt
+from kairostep.timesteps.sampler import ONE_PER_ROW, LossAt
+
+T = TypeVar("T")
+
+
+class Borrowed(Generic[T]):
+    """Something of the caller's that a sampler uses and does not own, such as the model.
+
+    In here it is no part of the sampler's parameters, and neither deep copies nor pickles of the sampler take it along.
+    """
+
+    def __init__(self, value: T | None, *, left_behind: bool = False) -> None:
+        self.value, self.left_behind = value, left_behind
+
+    def __deepcopy__(self, memo: object) -> "Borrowed[T]":
+        return borrowed_nothing(self.left_behind or self.value is not None)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return borrowed_nothing, (self.left_behind or self.value is not None,)
+
+
+def borrowed_nothing(left_behind: bool) -> Borrowed[T]:
+    """Return what a copy holds: nothing, and whether there was something."""
+    return Borrowed(None, left_behind=left_behind)
+
+
+def model_of(sampler_model: Borrowed[nn.Module]) -> nn.Module | None:
+    """Return the model to hold in eval mode; warn once in a copy of the sampler, which has none any more."""
+    if sampler_model.left_behind:
+        sampler_model.left_behind = False
+        warnings.warn(
+            "this sampler is a copy, and copies leave the model behind, so that probes run in the mode the model is "
+            "in: name it again by sampler.set_model(model)",
+            stacklevel=2,
+        )
+    return sampler_model.value
 
 
 @contextmanager
@@ -61,12 +98,17 @@ def evaluate_losses(loss_at: LossAt, rows: Tensor, t: Tensor, max_rows: int) -> 
     """Return the losses (N,) of rows (N,) at t (N,), asking for at most `max_rows` at a time."""
     losses = []
     for some_rows, some_t in zip(torch.split(rows, max_rows), torch.split(t, max_rows), strict=True):
-        some = loss_at(some_rows, some_t)
-        if some.shape != some_rows.shape:
-            raise ValueError(
-                f"loss_at must return one loss per row asked for, {tuple(some_rows.shape)}, got {tuple(some.shape)}: "
-                "reduce over all dimensions but the first"
-            )
+        some = check_losses(loss_at(some_rows, some_t), some_rows)
         precise = torch.promote_types(some.dtype, torch.float32)  # a drop is a small difference of losses
         losses.append(some.to(precise, copy=True))  # a CUDA graph's output is overwritten by its next replay
     return torch.cat(losses)
+
+
+def check_losses(losses: Tensor, rows: Tensor) -> Tensor:
+    """Return what a `loss_at` returned if it is one loss for each of the rows (N,)."""
+    shape = tuple(losses.shape) if isinstance(losses, Tensor) else losses
+    if shape != tuple(rows.shape):
+        raise ValueError(
+            f"loss_at must return one loss per row asked for, {tuple(rows.shape)}, got {shape}: {ONE_PER_ROW}"
+        )
+    return losses

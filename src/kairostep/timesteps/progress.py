@@ -10,7 +10,7 @@ from kairostep.timesteps.distributed import rank, sum_over_ranks, world_size
 from kairostep.timesteps.draw_table import TableSampler
 from kairostep.timesteps.fixed import Uniform
 from kairostep.timesteps.histogram import bin_index
-from kairostep.timesteps.probes import eval_mode, evaluate_losses, isolated_randomness, probe_seed
+from kairostep.timesteps.probes import Borrowed, eval_mode, evaluate_losses, isolated_randomness, model_of, probe_seed
 from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, TimestepSampler, learns_from_step
 
 UNKNOWN = 2 * LARGEST  # stands for a loss that was not finite, or not measured yet
@@ -38,7 +38,7 @@ class Progress(TableSampler):
     max_move: how far the logarithm of a bin's density moves in one window, at most, before all are scaled to sum to 1.
     beta: weights are 1/density to this power: 1 keeps the objective, 0 moves it to where the draws go.
     relax_steps: back to the prior between half of these steps and all of them, and no more probes then.
-    model: put into eval mode while probing.
+    model: put into eval mode while probing. Copies and pickles of the sampler leave it behind; see `set_model`.
     """
 
     prior: Tensor  # (K,)
@@ -73,7 +73,7 @@ class Progress(TableSampler):
         super().__init__(num_bins, beta=share("beta", beta), stratified=stratified, seed=seed)
         self.probe = None if probe is None else function("probe", probe, "lambda rows, t: losses_at(x_fixed[rows], t)")
         self.uses_loss_at = probe is None
-        self.model = (model,)  # in a tuple, or its parameters would become this module's
+        self.set_model(model)
         self.every = count("every", every)
         self.measure = choice("measure", measure, ("relative", "absolute", "per_draw"))
         self.temperature = positive("temperature", temperature)
@@ -100,6 +100,10 @@ class Progress(TableSampler):
         self.register_buffer("num_skipped", torch.tensor(0))
         self.register_buffer("num_evaluations", torch.tensor(0))
         self.table.set(self.learned)
+
+    def set_model(self, model: nn.Module | None) -> None:
+        """Name the model to hold in eval mode while probing, as `model=` does: after a copy, which has none."""
+        self.model = Borrowed(model)
 
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
@@ -139,7 +143,8 @@ class Progress(TableSampler):
         rows = mine * num_rows // num_probes
         if loss_at is not self.probe:
             rows = (rows - rank() * batch_size).clamp(0, batch_size - 1)  # those of this rank's batch
-        with eval_mode(self.model[0]), isolated_randomness(device, probe_seed(self.steps.seed, 0)):  # the noise of ever
+        seed = probe_seed(self.steps.seed, 0)  # the noise of ever
+        with eval_mode(model_of(self.model)), isolated_randomness(device, seed):
             losses = evaluate_losses(loss_at, rows, self.probe_t()[mine], max_rows=num_probes).float()
         losses = torch.where(losses.abs() < LARGEST, losses, UNKNOWN)
         self.num_evaluations += num_probes
@@ -147,7 +152,7 @@ class Progress(TableSampler):
 
     def probe_t(self) -> Tensor:
         """Return the times of the probes (N,)."""
-        return (torch.arange(len(self.last), device=self.last.device) + 0.5) / len(self.last)
+        return (torch.arange(len(self.last), dtype=torch.float32, device=self.last.device) + 0.5) / len(self.last)
 
     @torch.no_grad()
     def learn(self, before: Tensor, after: Tensor) -> None:
@@ -158,7 +163,7 @@ class Progress(TableSampler):
         index = bin_index(self.probe_t(), len(self.learned))
         drop, loss, num = seen.new_zeros(3, len(self.learned)).index_add(1, index, seen)
         new = self.measured(drop / num.clamp(min=1), loss / num.clamp(min=1))
-        keep = torch.where(self.num_measured > 0, self.smoothing, 0.0)
+        keep = self.smoothing * (self.num_measured > 0).float()
         self.progress.copy_(torch.where(num > 0, torch.lerp(new, self.progress, keep), self.progress))
         self.num_measured += num > 0
         self.learned.copy_(torch.where((num > 0).any(), self.moved(), self.learned))

@@ -18,6 +18,9 @@ S = TypeVar("S", bound="TimestepSampler")
 UNSHOWN = 100  # draws in a row of which a sampler that learns is shown no loss, before it says so
 LARGEST = 1e15  # a loss, drop or reward beyond it counts as not finite: sums of its square would overflow float32
 
+ONE_PER_ROW = 'compute losses with reduction="none" and reduce all dimensions but the first, losses.flatten(1).mean(1)'
+KIND = "kind"  # entry of a state that names the class it belongs to; states of earlier versions have none
+
 LossAt = Callable[[Tensor, Tensor], Tensor]
 """`loss_at(rows, t)`: losses (N,) of the rows (N,) of the current batch at the times t (N,)."""
 
@@ -95,13 +98,42 @@ class TimestepSampler(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Follow the model to its device but never into half precision: tables and counts would lose their meaning."""
-
-        def move(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
-
-        super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(keep_dtype(fn), recurse)  # type: ignore[no-untyped-call]
         return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """Add the name of the class: fixed densities have the same entries, whichever they are."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + KIND] = torch.tensor(list(type(self).__name__.encode()), dtype=torch.uint8)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Check the names of all samplers in here before anything is loaded."""
+        for path, module in self.named_modules(prefix=prefix.removesuffix(".")):
+            if isinstance(module, TimestepSampler):
+                check_kind(module, state_dict.get(f"{path}.{KIND}".removeprefix(".")))
+        state_dict.pop(prefix + KIND, None)  # torch would call it unexpected
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def keep_dtype(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return what `Module._apply` is given without its casts: it moves tensors to their device alone."""
+
+    def move(tensor: Tensor) -> Tensor:
+        moved = fn(tensor)
+        return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
+    return move
+
+
+def check_kind(sampler: TimestepSampler, saved: Tensor | None) -> None:
+    """Raise if a state names another class than the sampler's."""
+    own = type(sampler).__name__
+    name = own if saved is None else bytes(saved.tolist()).decode()
+    if name != own:
+        raise ValueError(
+            f"a sampler must load the state of its own kind, got that of {name} for {own}: "
+            f"make a {name} with the arguments it was saved with"
+        )
 
 
 class StepCount(nn.Module):
@@ -130,11 +162,11 @@ class StepCount(nn.Module):
 
 def check_shown(x0: Tensor, drawn: Timesteps, losses: Tensor) -> None:
     """Raise unless there is one loss for each row that was drawn for."""
-    if losses.shape != drawn.t.shape or len(x0) != len(losses):
+    shape = tuple(losses.shape) if isinstance(losses, Tensor) else losses
+    if shape != tuple(drawn.t.shape) or len(x0) != len(losses):
         raise ValueError(
-            f"losses must be one value per sample, {tuple(drawn.t.shape)}, got {tuple(losses.shape)} "
-            f"for {len(x0)} rows of x0: show the batch that was drawn for, "
-            "and reduce over all dimensions but the first, for instance losses.flatten(1).mean(1)"
+            f"losses must be one value per sample, {tuple(drawn.t.shape)}, got {shape} for {len(x0)} rows of x0: "
+            f"show the batch that was drawn for, and {ONE_PER_ROW}"
         )
 
 

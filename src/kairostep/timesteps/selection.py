@@ -68,7 +68,7 @@ class DropQueue(nn.Module):
             )
         self.rule, self.min_rows = rule, min_rows
         index = torch.linspace(0, num_steps - 1, sweep, dtype=torch.float64).round().long()
-        step_t = ((torch.arange(num_steps) + 0.5) / num_steps).float()
+        step_t = (torch.arange(num_steps, dtype=torch.float32) + 0.5) / num_steps
         spread = (2 * torch.arange(num_selected) + 1) * sweep // (2 * num_selected)
         between = (index[1:] + index[:-1] + 1) // 2
         self.register_buffer("step_t", step_t, persistent=False)

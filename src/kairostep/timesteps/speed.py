@@ -3,16 +3,15 @@
 import torch
 from torch import Tensor
 
-from kairostep.timesteps.arguments import choice
-from kairostep.timesteps.draws import Draws
+from kairostep.timesteps.arguments import choice, positive, share
+from kairostep.timesteps.draws import Draws, check_batch
 from kairostep.timesteps.fixed import LogSNR
 from kairostep.timesteps.histogram import BELOW_ONE, bin_index, quantile, rebin
 from kairostep.timesteps.sampler import Timesteps, TimestepSampler
 
 NUM_STEPS = 1000  # in which a continuous process is read
-SLOPE_THRESHOLD = 1e-4  # of sigma per step: under it the process counts as converged
-SUPPRESSION = 5.0  # k: how much rarer the convergence area is drawn
-CONVERGENCE_START = 0.7  # tau / T of the paper's version
+SLOPE_THRESHOLD = 0.1  # of sigma over the whole of [0, 1]: SpeeD's 1e-4 per step of 1000. Below, it counts as converged
+CONVERGENCE_START = 0.7  # tau / T of the paper's version: 700 of 1000
 LAMBDA = 0.6  # of the change-aware weight
 
 
@@ -26,22 +25,16 @@ def num_meaningful_steps(sigma: Tensor) -> int:
 
     Only steps after the fastest rise count: EDM's sigma has hardly begun to rise at first.
     """
-    rise = slope(sigma)
-    after_fastest = torch.arange(len(sigma)) > rise.argmax()
-    converged = (after_fastest & (rise < SLOPE_THRESHOLD)).nonzero()
-    return min(int(converged[0]) + 1, sigma.shape[0]) if converged.numel() else sigma.shape[0]
+    num_steps, rise = len(sigma), slope(sigma)
+    after_fastest = torch.arange(num_steps) > rise.argmax()
+    converged = (after_fastest & (rise * num_steps < SLOPE_THRESHOLD)).nonzero()
+    return min(int(converged[0]) + 1, num_steps) if converged.numel() else num_steps
 
 
-def v1_mass(sigma: Tensor) -> Tensor:
-    """Return the asymmetric density of the first public version (T,): 2.5 where sigma rises, 0.5 where it does not."""
-    mass = torch.tanh(1e6 * (slope(sigma) - SLOPE_THRESHOLD)) + 1.5
-    return mass / mass.sum()
-
-
-def paper_mass(sigma: Tensor) -> Tensor:
-    """Return the asymmetric density of the paper (T,): k below tau, 1 from there on."""
-    before = torch.arange(sigma.shape[0]) < convergence_start(sigma)
-    mass = torch.where(before, SUPPRESSION, 1.0).to(sigma)
+def v1_mass(sigma: Tensor, k: float) -> Tensor:
+    """Return the asymmetric density of the first public version (T,): k where sigma rises, 1 where it does not."""
+    excess = slope(sigma) * len(sigma) - SLOPE_THRESHOLD
+    mass = (k - 1) * torch.tanh(1e3 * excess) + (k + 1)
     return mass / mass.sum()
 
 
@@ -50,17 +43,22 @@ def v1_weight(sigma: Tensor) -> Tensor:
     return sigma.square()
 
 
-def paper_weight(sigma: Tensor) -> Tensor:
+def paper_mass(sigma: Tensor, k: float, tau: float) -> Tensor:
+    """Return the asymmetric density of the paper (T,): k below tau, 1 from there on."""
+    mass = torch.where(is_before(tau, sigma), k, 1.0).to(sigma)
+    return mass / mass.sum()
+
+
+def paper_weight(sigma: Tensor, tau: float, lam: float) -> Tensor:
     """Return the change-aware weight (T,): from 1 - lambda to lambda with the slope of 1 - alpha_bar, 1 from tau on."""
     change = slope(sigma.square())
     relative = (change - change.min()) / (change.max() - change.min())
-    weight = (1 - LAMBDA) + (2 * LAMBDA - 1) * relative
-    return torch.where(torch.arange(sigma.shape[0]) < convergence_start(sigma), weight, 1.0)
+    return torch.where(is_before(tau, sigma), (1 - lam) + (2 * lam - 1) * relative, 1.0)
 
 
-def convergence_start(sigma: Tensor) -> int:
-    """Return tau, the first step of the paper's convergence area: 700 of 1000."""
-    return round(CONVERGENCE_START * sigma.shape[0])
+def is_before(tau: float, sigma: Tensor) -> Tensor:
+    """Return which steps (T,) lie before the paper's convergence area, which starts at step tau T."""
+    return torch.arange(len(sigma)) < round(tau * len(sigma))
 
 
 class Speed(TimestepSampler):
@@ -69,23 +67,46 @@ class Speed(TimestepSampler):
     version="paper" is the method of the paper, merged into its repository in October 2024; version="v1" the code that
     was public before, which Kim et al. compare with. A pair is a step t of the asymmetric density and its mirror M - t
     (t - M from M on); which of the two comes first is a coin toss, so that every row, and a batch of one, follows
-    `density()`. There is no `unbiased`: the weight is part of the method.
+    `density()`. There is no `unbiased`: the weight is part of the method. Defaults are the published values.
+
+    k: how many times as often a step is drawn before the convergence area as in it.
+    tau: where the paper's convergence area starts, as a share of the steps; v1 finds it by the slope of sigma.
+    lam: lambda of the paper's weight, which goes from 1 - lam to lam; v1 has another weight.
+    mirrored: draw in pairs; False draws every row by the asymmetric density.
     """
 
     mass: Tensor
     loss_weight: Tensor
 
-    def __init__(self, process: LogSNR, version: str = "paper", *, stratified: bool = True, seed: int = 0) -> None:
+    def __init__(
+        self,
+        process: LogSNR,
+        version: str = "paper",
+        *,
+        k: float = 5.0,
+        tau: float = CONVERGENCE_START,
+        lam: float = LAMBDA,
+        mirrored: bool = True,
+        stratified: bool = True,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
         choice("version", version, ("paper", "v1"))
+        if version == "v1" and (tau, lam) != (CONVERGENCE_START, LAMBDA):
+            raise ValueError(f'tau and lam belong to version="paper", got {tau} and {lam} with "v1": leave them out')
         num_steps = getattr(process, "num_steps", NUM_STEPS)
         t = (torch.arange(num_steps, dtype=torch.float64) + 0.5) / num_steps
         sigma = torch.sigmoid(-process.log_snr(t)).sqrt()  # of the variance-preserving process with the same SNR
-        mass, weight = (paper_mass, paper_weight) if version == "paper" else (v1_mass, v1_weight)
+        positive("k", k)
+        if version == "paper":
+            mass, weight = paper_mass(sigma, k, share("tau", tau)), paper_weight(sigma, tau, share("lam", lam))
+        else:
+            mass, weight = v1_mass(sigma, k), v1_weight(sigma)
+        self.mirrored = mirrored
         self.num_meaningful_steps = num_meaningful_steps(sigma)
         self.draws = Draws(seed, stratified=stratified)
-        self.register_buffer("mass", mass(sigma).float(), persistent=False)
-        self.register_buffer("loss_weight", weight(sigma).float(), persistent=False)
+        self.register_buffer("mass", mass.float(), persistent=False)
+        self.register_buffer("loss_weight", weight.float(), persistent=False)
 
     def mirror(self, index: Tensor) -> Tensor:
         """Return the other step of each pair (N,)."""
@@ -94,17 +115,24 @@ class Speed(TimestepSampler):
 
     def sample(self, x0: Tensor) -> Timesteps:
         """Return one time and one weight for each row of x0 (B, ...)."""
+        check_batch(x0)
+        t = self.draw_pairs(x0) if self.mirrored else quantile(self.mass, self.draws(x0))[0]
+        return Timesteps(t, self.loss_weight[bin_index(t, len(self.loss_weight))].to(t.dtype))
+
+    def draw_pairs(self, x0: Tensor) -> Tensor:
+        """Return times (B,) for the rows of x0, row i and row i + B / 2 being mirrors of each other."""
         num_rows, num_steps = x0.shape[0], self.mass.shape[0]
         one_per_pair = x0[: (num_rows + 1) // 2]
         t, index = quantile(self.mass, self.draws(one_per_pair))
-        mirrored = t + (self.mirror(index) - index) / num_steps
+        mirrored = t + (self.mirror(index) - index).to(t.dtype) / num_steps
         swap = self.draws(one_per_pair) < 0.5
         pairs = torch.cat([torch.where(swap, mirrored, t), torch.where(swap, t, mirrored)])
-        t = pairs[:num_rows].clamp(0, BELOW_ONE)
-        return Timesteps(t, self.loss_weight[bin_index(t, num_steps)].to(t.dtype))
+        return pairs[:num_rows].clamp(0, BELOW_ONE)
 
     def density(self, num_bins: int = 100) -> Tensor:
         """Return where the draws go, both of each pair: (num_bins,), summing to 1."""
+        if not self.mirrored:
+            return rebin(self.mass, num_bins)
         mirrored = self.mirror(torch.arange(self.mass.shape[0], device=self.mass.device))
         pairs = self.mass.scatter_add(0, mirrored, self.mass)  # a step and what is mirrored onto it
         return rebin(pairs, num_bins)

@@ -15,6 +15,7 @@ import yaml
 
 import kairostep
 from kairostep.experiments.config import Config, differences, load, to_dict
+from kairostep.experiments.experiment import fill_defaults
 
 try:
     import fcntl
@@ -28,7 +29,7 @@ def check(directory: Path, config: Config) -> None:
     """Raise ValueError if a run is already there that was configured otherwise or shall not be resumed."""
     path = directory / "config.yaml"
     if path.exists():
-        changed = differences(load(path), config)
+        changed = differences(fill_defaults(load(path)), config)  # an option that came later had its default then
         if changed:
             raise ValueError(
                 f"the run in {directory} was configured otherwise ({'; '.join(changed)}): "
