@@ -121,7 +121,7 @@ class Scheduled(TimestepSampler):
         super().__init__()
         self.sampler = checked_sampler(sampler)
         self.process, self.prediction = process_of(scheduler, mu=mu), prediction_of(scheduler)
-        self.uses_x0, self.uses_loss_at = sampler.uses_x0, sampler.uses_loss_at
+        self.uses_x0, self.uses_loss_at, self.num_bins = sampler.uses_x0, sampler.uses_loss_at, sampler.num_bins
         if isinstance(self.process, DiscreteProcess):
             _check_added_noise(scheduler, self.process)
             if float(self.process.alphas_cumprod[-1]) == 0 and self.prediction is EPSILON:
@@ -142,6 +142,10 @@ class Scheduled(TimestepSampler):
         """Wrap the optimizer's step; `loss_at(rows, timesteps)` is needed by samplers that `uses_loss_at` alone."""
         at = given_or_unneeded(loss_at, self.sampler, "loss_at(rows, timesteps)")
         return self.sampler.observe(x0, drawn, losses.detach(), lambda rows, t: at(rows, self.process.time(t)))
+
+    def show(self, x0: Tensor, drawn: Timesteps, losses: Tensor) -> None:
+        """Show a micro-batch of the step to come, each but the last, which `observe` shows."""
+        self.sampler.show(x0, drawn, losses.detach())
 
     def density(self, num_bins: int = 100) -> Tensor:
         """Return where the draws go now, from the least noisy timesteps to the noisiest: (num_bins,), summing to 1."""

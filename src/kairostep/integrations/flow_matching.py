@@ -65,6 +65,10 @@ class PathSampler(nn.Module):
 
         return self.sampler.observe(x_1, drawn.drawn, losses.detach(), loss_at_t)
 
+    def show(self, x_1: Tensor, drawn: PathTimes, losses: Tensor) -> None:
+        """Show a micro-batch of the step to come, each but the last, which `observe` shows."""
+        self.sampler.show(x_1, drawn.drawn, losses.detach())
+
 
 def to_path_time(t: Tensor) -> Tensor:
     """Return 1 - t, below 1 as `torch.rand` is: paths may divide by what vanishes at 1."""

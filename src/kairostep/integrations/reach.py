@@ -35,13 +35,6 @@ def _within(sampler: TimestepSampler) -> list[TimestepSampler]:
     return [inner] if isinstance(inner, TimestepSampler) else []
 
 
-def count_as_shown(sampler: TimestepSampler) -> None:
-    """Take a draw for shown whose losses a later one stands for, as those of a micro-batch."""
-    sampler.num_unshown = 0
-    for own in _within(sampler):
-        count_as_shown(own)
-
-
 def load_state(sampler: TimestepSampler, saved: dict[str, Any], where: str) -> None:
     """Take up the state in `saved["sampler"]`, if it is that of such a sampler: `saved["name"]`."""
     name = name_of(sampler)
