@@ -24,6 +24,7 @@ import kairostep as ks
 from kairostep.integrations.lucidrains import (
     SampledDiffusion,
     has_min_snr,
+    loss_weight_of,
     objective_of,
     prediction_of,
     process_of,
@@ -202,6 +203,35 @@ def test_prediction_process_and_weight_are_read_from_the_library(
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("objective", "min_snr"), [("pred_v", False), ("pred_x0", False), ("pred_noise", True), ("pred_noise", False)]
+)
+def test_root_loss_follows_the_weight_times_the_root_of_the_bare_loss(
+    make: Make, objective: str, min_snr: bool
+) -> None:
+    diffusion, sampler = make(objective=objective, min_snr_loss_weight=min_snr), root_loss()
+    optimizer = torch.optim.SGD(diffusion.parameters(), lr=0.0)
+    SampledDiffusion(diffusion, sampler, optimizer)
+    expected = ks.RootLoss(num_bins=5)
+    for step in range(4):
+        torch.manual_seed(step)
+        images = torch.rand(8, 1, 4, 4)
+        drawn = copy.deepcopy(sampler).sample(images)
+        state = torch.get_rng_state()
+        with torch.no_grad():
+            weighted = diffusion(images, times=drawn.index(T), loss_reduction="none")
+        weight = diffusion.loss_weight[drawn.index(T)]
+        expected.record(drawn.t, (weight * (weighted / weight).sqrt()).square())
+        torch.set_rng_state(state)
+        diffusion(images).backward()
+        optimizer.step()
+    torch.testing.assert_close(sampler.squares.read(), expected.squares.read(), rtol=1e-4, atol=0)
+    assert (sampler.loss_weight is None) == (objective == "pred_noise" and not min_snr)
+    own = ks.RootLoss(loss_weight=torch.ones_like)
+    SampledDiffusion(diffusion, own, optimizer)
+    assert own.loss_weight is torch.ones_like  # as it was made
+
+
 def test_what_cannot_work_is_refused(make: Make) -> None:
     clipped = make(min_snr_loss_weight=True)
     optimizer = torch.optim.SGD(clipped.parameters())
@@ -243,6 +273,7 @@ def test_the_real_unet_and_the_real_1d_diffusion_learn_too() -> None:
     )
     with pytest.raises(ValueError, match="one squared error, got LearnedGaussianDiffusion"):
         objective_of(learned)
+    assert loss_weight_of(learned) is None
     elucidated = library.ElucidatedDiffusion(
         library.Unet(8, channels=1, random_fourier_features=True), image_size=8, channels=1
     )

@@ -298,7 +298,7 @@ def test_what_cannot_work_is_refused() -> None:
 
 
 def test_an_adapter_imports_no_library_but_torch() -> None:
-    adapters = "edm flow_matching k_diffusion lucidrains openai optimizer_hooks physicsnemo torchcfm"
+    adapters = "edm flow_matching k_diffusion lucidrains openai optimizer_hooks physicsnemo sit torchcfm"
     code = (
         "import importlib, sys\n"
         f"for name in {adapters.split()}: importlib.import_module(f'kairostep.integrations.{{name}}')\n"
