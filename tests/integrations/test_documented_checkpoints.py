@@ -105,20 +105,20 @@ def test_improved_diffusion_saves_and_loads_its_sampler(tmp_path: Path) -> None:
     assert float(first[1].std()) > 0.01  # there was something to lose
 
 
-def test_dit_and_sit_checkpoints_hold_the_sampler() -> None:
-    for section, line, name in (
-        (
-            "improved-diffusion, guided-diffusion, DiT",
-            '"schedule_sampler": schedule_sampler.state_dict(),',
-            "checkpoint",
-        ),
-        ("SiT", '"timestep_sampler": timestep_sampler.state_dict(),', "state_dict"),
-    ):
-        text = text_of("docs/integrations.md").split(f"\n## {section}\n")[1].split("\n## ")[0]
-        assert line in text
-        load = f'{sampler}.load_state_dict({name}["{sampler}"])'
-        assert load in text
-        own, other = ks.RootLoss(seed=3), ks.RootLoss()
-        saved: dict[str, dict[str, Tensor]] = eval(f"{{{line}}}", {sampler: own})
-        exec(load, {sampler: other, name: saved})
-        assert torch.equal(other.sample(torch.zeros(8, 1)).t, own.sample(torch.zeros(8, 1)).t)
+@pytest.mark.parametrize(
+    ("section", "sampler", "loaded"),
+    [
+        ("improved-diffusion, guided-diffusion, DiT", "schedule_sampler", "checkpoint"),
+        ("SiT", "timestep_sampler", "state_dict"),
+    ],
+)
+def test_a_line_of_the_checkpoint_holds_the_sampler(section: str, sampler: str, loaded: str) -> None:
+    text = text_of("docs/integrations.md").split(f"\n## {section}\n")[1].split("\n## ")[0]
+    save = f'"{sampler}": {sampler}.state_dict(),'
+    load = f'{sampler}.load_state_dict({loaded}["{sampler}"])'
+    assert save in text
+    assert load in text
+    own, other = ks.RootLoss(seed=3), ks.RootLoss()
+    checkpoint: dict[str, dict[str, Tensor]] = eval(f"{{{save}}}", {sampler: own})
+    exec(load, {sampler: other, loaded: checkpoint})
+    assert torch.equal(other.sample(torch.zeros(8, 1)).t, own.sample(torch.zeros(8, 1)).t)
