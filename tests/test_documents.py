@@ -195,3 +195,13 @@ def test_diffs_of_the_integrations_are_those_of_the_examples() -> None:
         changed = [line for line in difflib.ndiff(before.splitlines(), after.splitlines()) if line[:2] in ("+ ", "- ")]
         lines = [line for line in diff.splitlines() if line.startswith(("+", "-"))]
         assert lines == [line[0] + line[2:] for line in changed], name
+
+
+def test_every_integration_shows_how_its_sampler_is_saved_and_loaded() -> None:
+    sections = re.split(r"^## ", text_of("docs/integrations.md"), flags=re.MULTILINE)[1:]
+    assert len(sections) >= 12
+    for section in sections:
+        is_loaded = re.search(r"load_state_dict\(|load_state|ckpt_path|\.load_state_dict`", section)
+        is_saved = re.search(r"[a-z_]\.state_dict\(\)|save_state|checkpoints hold", section)
+        assert is_loaded, section.splitlines()[0]
+        assert is_saved, section.splitlines()[0]

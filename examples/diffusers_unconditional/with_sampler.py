@@ -14,11 +14,12 @@ from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader
 
 max_train_steps = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+prediction_type = sys.argv[2] if len(sys.argv) > 2 else "epsilon"  # or "sample"
 torch.manual_seed(0)
 accelerator = Accelerator(gradient_accumulation_steps=2)
 images = torch.tensor(load_digits().images, dtype=torch.float32)[:, None] / 8 - 1
 train_dataloader = DataLoader(images, batch_size=32, shuffle=True, drop_last=True)
-noise_scheduler = DDPMScheduler(num_train_timesteps=1000, beta_schedule="squaredcos_cap_v2")
+noise_scheduler = DDPMScheduler(beta_schedule="squaredcos_cap_v2", prediction_type=prediction_type)
 model = UNet2DModel(
     sample_size=8,
     in_channels=1,
@@ -32,22 +33,27 @@ model = UNet2DModel(
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 lr_scheduler = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=10, num_training_steps=max_train_steps)
 model, optimizer, train_dataloader, lr_scheduler = accelerator.prepare(model, optimizer, train_dataloader, lr_scheduler)
-sampler = Accelerated(Scheduled(ks.RootLoss(), noise_scheduler), accelerator)
+timestep_sampler = Accelerated(Scheduled(ks.RootLoss(), noise_scheduler, snr_weighted=True), accelerator)
 
 global_step = 0
 while global_step < max_train_steps:
     for clean_images in train_dataloader:
         noise = torch.randn_like(clean_images)
-        timesteps = (drawn := sampler.sample(clean_images)).timesteps
+        timesteps = (drawn := timestep_sampler.sample(clean_images)).timesteps
         noisy_images = noise_scheduler.add_noise(clean_images, noise, timesteps)
         with accelerator.accumulate(model):
             model_output = model(noisy_images, timesteps).sample
-            losses = F.mse_loss(model_output.float(), noise.float(), reduction="none").mean(dim=[1, 2, 3])
-            loss = (losses * drawn.weight).mean()
+            if prediction_type == "epsilon":
+                loss = F.mse_loss(model_output.float(), noise.float(), reduction="none")
+            else:
+                alpha_t = noise_scheduler.alphas_cumprod.to(timesteps.device)[timesteps].view(-1, 1, 1, 1)
+                snr_weights = alpha_t / (1 - alpha_t)
+                loss = snr_weights * F.mse_loss(model_output.float(), clean_images.float(), reduction="none")
+            loss = ((losses := loss.mean(dim=[1, 2, 3])) * drawn.weight).mean()
             accelerator.backward(loss)
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)
-            with sampler.observe(clean_images, drawn, losses):
+            with timestep_sampler.observe(clean_images, drawn, losses):
                 optimizer.step()
             lr_scheduler.step()
             optimizer.zero_grad()

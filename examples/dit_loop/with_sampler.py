@@ -50,3 +50,10 @@ for step in range(STEPS):
     opt.step()
     if (step + 1) % 100 == 0 or step + 1 == STEPS:
         print(f"step {step + 1}: loss {loss:.4f}")
+
+checkpoint = {
+    "model": model.state_dict(),
+    "opt": opt.state_dict(),
+    "schedule_sampler": schedule_sampler.state_dict(),
+}
+torch.save(checkpoint, f"{STEPS:07d}.pt")

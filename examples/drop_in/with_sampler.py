@@ -13,7 +13,7 @@ data = torch.tensor(load_digits().data, dtype=torch.float32) / 8 - 1
 alphas_cumprod = (1 - torch.linspace(1e-4, 0.02, T)).cumprod(0)
 model = nn.Sequential(nn.Linear(65, 256), nn.SiLU(), nn.Linear(256, 256), nn.SiLU(), nn.Linear(256, 64))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-sampler = ks.RootLoss()
+timestep_sampler = ks.RootLoss()
 
 
 def losses_at(x, t):  # (B, 64), (B,) -> (B,)
@@ -25,12 +25,12 @@ def losses_at(x, t):  # (B, 64), (B,) -> (B,)
 
 for step in range(STEPS):
     x = data[torch.randint(len(data), (128,))]
-    t = (drawn := sampler.sample(x)).index(T)
+    t = (drawn := timestep_sampler.sample(x)).index(T)
     losses = losses_at(x, t)
     loss = (losses * drawn.weight).mean()
     optimizer.zero_grad()
     loss.backward()
-    with sampler.observe(x, drawn, losses.detach(), lambda rows, t: losses_at(x[rows], (t * T).long())):
+    with timestep_sampler.observe(x, drawn, losses.detach(), lambda rows, t: losses_at(x[rows], (t * T).long())):
         optimizer.step()
     if (step + 1) % 500 == 0:
         print(f"step {step + 1}: loss {loss:.4f}")

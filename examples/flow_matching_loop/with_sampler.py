@@ -15,7 +15,7 @@ data = torch.tensor(load_digits().data, dtype=torch.float32) / 8 - 1
 path = CondOTProbPath()
 model = nn.Sequential(nn.Linear(65, 256), nn.SiLU(), nn.Linear(256, 256), nn.SiLU(), nn.Linear(256, 64))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-sampler = PathSampler(ks.RootLoss(), path)
+timestep_sampler = PathSampler(ks.RootLoss(), path)
 
 
 def losses_at(x_1, t):  # (B, 64), (B,) -> (B,)
@@ -25,12 +25,12 @@ def losses_at(x_1, t):  # (B, 64), (B,) -> (B,)
 
 for step in range(STEPS):
     x_1 = data[torch.randint(len(data), (128,))]
-    drawn = sampler.sample(x_1)
+    drawn = timestep_sampler.sample(x_1)
     losses = losses_at(x_1, drawn.t)
     loss = (losses * drawn.weight).mean()
     optimizer.zero_grad()
     loss.backward()
-    with sampler.observe(x_1, drawn, losses, lambda rows, t: losses_at(x_1[rows], t)):
+    with timestep_sampler.observe(x_1, drawn, losses, lambda rows, t: losses_at(x_1[rows], t)):
         optimizer.step()
     if (step + 1) % 100 == 0 or step + 1 == STEPS:
         print(f"step {step + 1}: loss {loss:.4f}")

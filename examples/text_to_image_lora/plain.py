@@ -51,8 +51,7 @@ for global_step, (pixel_values, input_ids) in enumerate(train_dataloader, start=
     timesteps = torch.randint(0, noise_scheduler.config.num_train_timesteps, (len(noise),), device=noise.device)
     noisy_latents = noise_scheduler.add_noise(latents, noise, timesteps)
     model_pred = unet(noisy_latents, timesteps, text_encoder(input_ids, return_dict=False)[0]).sample
-    losses = F.mse_loss(model_pred.float(), noise.float(), reduction="none").mean(dim=[1, 2, 3])
-    loss = losses.mean()
+    loss = F.mse_loss(model_pred.float(), noise.float(), reduction="mean")
     accelerator.backward(loss)
     accelerator.clip_grad_norm_(lora_layers, 1.0)
     optimizer.step()

@@ -47,19 +47,19 @@ train_dataset = TensorDataset(torch.rand(64, 3, 32, 32) * 2 - 1, torch.randint(3
 sampled_rows = RandomSampler(train_dataset, num_samples=16 * max_train_steps)
 train_dataloader = DataLoader(train_dataset, batch_size=16, sampler=sampled_rows)
 unet, optimizer, train_dataloader = accelerator.prepare(unet, optimizer, train_dataloader)
-sampler = Accelerated(Scheduled(ks.RootLoss(), noise_scheduler), accelerator)
+timestep_sampler = Accelerated(Scheduled(ks.RootLoss(), noise_scheduler), accelerator)
 
 for global_step, (pixel_values, input_ids) in enumerate(train_dataloader, start=1):
     latents = vae.encode(pixel_values).latent_dist.sample() * vae.config.scaling_factor
     noise = torch.randn_like(latents)
-    timesteps = (drawn := sampler.sample(latents)).timesteps
+    timesteps = (drawn := timestep_sampler.sample(latents)).timesteps
     noisy_latents = noise_scheduler.add_noise(latents, noise, timesteps)
     model_pred = unet(noisy_latents, timesteps, text_encoder(input_ids, return_dict=False)[0]).sample
     losses = F.mse_loss(model_pred.float(), noise.float(), reduction="none").mean(dim=[1, 2, 3])
     loss = (losses * drawn.weight).mean()
     accelerator.backward(loss)
     accelerator.clip_grad_norm_(lora_layers, 1.0)
-    with sampler.observe(latents, drawn, losses):
+    with timestep_sampler.observe(latents, drawn, losses):
         optimizer.step()
     optimizer.zero_grad()
     if global_step % 50 == 0 or global_step == max_train_steps:

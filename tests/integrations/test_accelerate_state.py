@@ -107,15 +107,18 @@ def test_uniform_gives_the_losses_and_weights_of_the_loop_without_it() -> None:
     assert_close(with_sampler.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
 
 
-def test_only_steps_of_the_optimizer_are_learned_from() -> None:
+def test_a_step_of_the_optimizer_teaches_the_losses_of_all_its_micro_batches() -> None:
     training, alone = Training(make_root_loss, accumulate=3), ks.RootLoss(num_bins=4, warmup=4, refresh=2, gate=1.0)
+    shown = []
     for number in range(7):
         before = training.model.weight.detach().clone()
-        drawn, losses = training.step(number)
+        shown.append(training.step(number))
         assert torch.equal(training.model.weight, before) == (number % 3 != 2)
         if number % 3 == 2:
-            alone.record(drawn.t, losses)
+            alone.record(torch.cat([drawn.t for drawn, _ in shown]), torch.cat([losses for _, losses in shown]))
+            shown.clear()
     assert training.sampler.sampler.steps.num_steps == 2
+    assert int(training.sampler.sampler.squares.num_seen.sum()) == 6 * NUM_ROWS
     assert torch.equal(training.sampler.sampler.squares.read(), alone.squares.read())
 
 

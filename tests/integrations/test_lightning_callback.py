@@ -65,11 +65,11 @@ def test_probes_see_the_weights_before_and_after_the_step(tmp_path: Path) -> Non
     assert not torch.equal(first, last)
 
 
-def test_only_steps_of_the_optimizer_are_learned_from(tmp_path: Path) -> None:
+def test_a_step_of_the_optimizer_teaches_the_losses_of_all_its_micro_batches(tmp_path: Path) -> None:
     model = fit(Denoiser(make_root_loss), tmp_path, 7, accumulate_grad_batches=3)  # the last batch is a step of its own
     alone = make_root_loss(model.network)
-    for number in (2, 5, 6):
-        alone.record(model.times[number], model.losses[number])
+    for step in (slice(0, 3), slice(3, 6), slice(6, 7)):
+        alone.record(torch.cat(model.times[step]), torch.cat(model.losses[step]))
     assert model.sampling.sampler.steps.num_steps == 3
     assert torch.equal(model.sampling.sampler.squares.read(), alone.squares.read())
 
@@ -131,6 +131,20 @@ def test_a_skipped_batch_is_not_learned_from(tmp_path: Path) -> None:
     model = fit(Skipping(make_root_loss), tmp_path, 4)
     assert model.sampling.sampler.steps.num_steps == 3
     assert int(model.sampling.sampler.draws.step) == 4
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+def test_a_batch_skipped_after_its_loss_belongs_to_no_step(tmp_path: Path) -> None:
+    class Skipping(Denoiser):
+        def training_step(self, x: Tensor, batch_idx: int) -> Tensor | None:
+            loss = super().training_step(x, batch_idx)
+            return None if batch_idx == 1 else loss
+
+    model = fit(Skipping(make_root_loss), tmp_path, 4, accumulate_grad_batches=2)
+    alone = make_root_loss(model.network)
+    alone.record(model.times[0], model.losses[0])
+    alone.record(torch.cat(model.times[2:]), torch.cat(model.losses[2:]))
+    assert torch.equal(model.sampling.sampler.squares.read(), alone.squares.read())
 
 
 # What is refused
@@ -211,6 +225,20 @@ def test_a_failed_step_leaves_the_sampler_usable(tmp_path: Path) -> None:
     model.fails = False
     fit(model, tmp_path, 2)
     assert int(model.sampling.sampler.optimizer.num_updates) == 1
+
+
+@pytest.mark.parametrize("error", [OSError("the disk is full"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_a_failed_step_teaches_nothing(error: BaseException, tmp_path: Path) -> None:
+    class Failing(Denoiser):
+        def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+            raise error
+
+    model = Failing(make_root_loss)
+    expected = OSError if isinstance(error, OSError) else SystemExit
+    with pytest.raises(expected):
+        fit(model, tmp_path, 1)
+    assert int(model.sampling.sampler.squares.num_seen.sum()) == 0
+    assert model.sampling.sampler.steps.num_steps == 0
 
 
 def test_only_samplers_are_taken() -> None:

@@ -3,22 +3,19 @@
 Its package demands torchvision, so it lies beside the environment. Reproduced in `lucidrains_like`, from 2.3.4: a
 GaussianDiffusion with its buffers, `objective`, `forward(img, *args, times=None, loss_reduction="mean", **kwargs)`,
 `random_times`, `p_losses` and self-conditioning by Python's coin. The real GaussianDiffusion goes through the same
-tests, and the real Unet, GaussianDiffusion1D and Trainer through ones of their own, where the package imports.
+tests, and the real Unet, GaussianDiffusion1D and Trainer through those of `test_lucidrains_trainer`.
 """
 
 import copy
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from accelerators import forget_accelerators
 from lucidrains_like import STAND_INS, GaussianDiffusion, Network, T
 from real_libraries import import_real
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 import kairostep as ks
 from kairostep.integrations.lucidrains import (
@@ -202,6 +199,35 @@ def test_prediction_process_and_weight_are_read_from_the_library(
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("objective", "min_snr"), [("pred_v", False), ("pred_x0", False), ("pred_noise", True), ("pred_noise", False)]
+)
+def test_root_loss_follows_the_weight_times_the_root_of_the_bare_loss(
+    make: Make, objective: str, min_snr: bool
+) -> None:
+    diffusion, sampler = make(objective=objective, min_snr_loss_weight=min_snr), root_loss()
+    optimizer = torch.optim.SGD(diffusion.parameters(), lr=0.0)
+    SampledDiffusion(diffusion, sampler, optimizer)
+    expected = ks.RootLoss(num_bins=5)
+    for step in range(4):
+        torch.manual_seed(step)
+        images = torch.rand(8, 1, 4, 4)
+        drawn = copy.deepcopy(sampler).sample(images)
+        state = torch.get_rng_state()
+        with torch.no_grad():
+            weighted = diffusion(images, times=drawn.index(T), loss_reduction="none")
+        weight = diffusion.loss_weight[drawn.index(T)]
+        expected.record(drawn.t, (weight * (weighted / weight).sqrt()).square())
+        torch.set_rng_state(state)
+        diffusion(images).backward()
+        optimizer.step()
+    torch.testing.assert_close(sampler.squares.read(), expected.squares.read(), rtol=1e-4, atol=0)
+    assert (sampler.loss_weight is None) == (objective == "pred_noise" and not min_snr)
+    own = ks.RootLoss(loss_weight=torch.ones_like)
+    SampledDiffusion(diffusion, own, optimizer)
+    assert own.loss_weight is torch.ones_like  # as it was made
+
+
 def test_what_cannot_work_is_refused(make: Make) -> None:
     clipped = make(min_snr_loss_weight=True)
     optimizer = torch.optim.SGD(clipped.parameters())
@@ -219,60 +245,3 @@ def test_what_cannot_work_is_refused(make: Make) -> None:
     with pytest.raises(ValueError, match="return_reduced_loss=False"):
         clipped(torch.rand(8, 1, 4, 4), return_reduced_loss=False)
     sampled.remove()
-
-
-def test_the_real_unet_and_the_real_1d_diffusion_learn_too() -> None:
-    library = import_real("denoising_diffusion_pytorch", *STAND_INS)
-    torch.manual_seed(0)
-    flat = library.GaussianDiffusion1D(library.Unet1D(dim=8, dim_mults=(1, 2), channels=2), seq_length=16, timesteps=T)
-    square = library.GaussianDiffusion(library.Unet(8, dim_mults=(1, 2), channels=1), image_size=8, timesteps=T)
-    for diffusion, shape in ((flat, (2, 16)), (square, (1, 8, 8))):
-        sampler, optimizer = root_loss(), torch.optim.Adam(diffusion.parameters(), lr=1e-3)
-        SampledDiffusion(diffusion, sampler, optimizer)
-        for _ in range(6):
-            diffusion(torch.rand(8, *shape)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        assert int(sampler.squares.num_seen.sum()) == 48
-        assert float(sampler.density(5).max()) > 0.202
-    learned = library.LearnedGaussianDiffusion(
-        library.Unet(8, dim_mults=(1, 2), channels=1, learned_variance=True),
-        image_size=8,
-        timesteps=T,
-        objective="pred_noise",
-    )
-    with pytest.raises(ValueError, match="one squared error, got LearnedGaussianDiffusion"):
-        objective_of(learned)
-    elucidated = library.ElucidatedDiffusion(
-        library.Unet(8, channels=1, random_fourier_features=True), image_size=8, channels=1
-    )
-    with pytest.raises(ValueError, match="got a ElucidatedDiffusion without"):
-        SampledDiffusion(elucidated, ks.Uniform(), torch.optim.SGD(elucidated.parameters()))
-
-
-def test_the_real_trainer_teaches_a_sampler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    library = import_real("denoising_diffusion_pytorch.denoising_diffusion_pytorch", *STAND_INS)
-    monkeypatch.setattr(library, "Dataset", lambda *args, **kwargs: torch.rand(128, 1, 4, 4))  # torchvision's part
-    monkeypatch.setattr(library, "cpu_count", lambda: 0)
-    monkeypatch.setattr(
-        library, "DataLoader", lambda *args, **kwargs: DataLoader(*args, **{**kwargs, "pin_memory": False})
-    )
-    forget_accelerators()
-    try:
-        diffusion, sampler = library.GaussianDiffusion(Network(), image_size=4, timesteps=T), adaptive()
-        trainer = library.Trainer(
-            diffusion,
-            "nowhere",
-            train_batch_size=8,
-            gradient_accumulate_every=2,
-            train_num_steps=9,
-            calculate_fid=False,
-            results_folder=str(tmp_path),
-        )
-        sampled = SampledDiffusion(diffusion, sampler, trainer.opt)
-        trainer.train()
-    finally:
-        forget_accelerators()
-    assert sampler.steps.num_steps == 9
-    assert sampled.observer.num_unseen == 0
-    assert int(sampler.num_probes) == 3 * 2 * (3 * 4 + 10)  # three times, before and after

@@ -105,3 +105,13 @@ def test_what_cannot_be_read_is_refused() -> None:
     another = type("Another", (nn.Module,), {"p_losses": None, "random_times": None, "log_snr": torch.neg})()
     with pytest.raises(ValueError, match=r"known of ContinuousTimeGaussianDiffusion, .*got a Another: make"):
         prediction_of(another)
+
+
+def test_root_loss_is_told_of_min_snr() -> None:
+    t = torch.linspace(0.05, 0.95, 10)
+    for min_snr in (False, True):
+        diffusion, sampler = make(NOISE, min_snr_loss_weight=min_snr), ks.RootLoss()
+        SampledDiffusion(diffusion, sampler, torch.optim.SGD(diffusion.parameters()))
+        assert (sampler.loss_weight is None) is not min_snr
+    snr = diffusion.log_snr(t).exp()
+    assert_close(sampler.loss_weight(t), snr.clamp(max=5) / snr)

@@ -65,7 +65,7 @@ class GaussianDiffusion:
     """Their diffusion, as far as a loop sees it."""
 
     def __init__(self, num_timesteps: int = 50) -> None:
-        self.betas = np.linspace(1e-4, 0.02, num_timesteps, dtype=np.float64) * 20
+        self.betas = np.linspace(1e-4, 0.02, num_timesteps, dtype=np.float64) * min(20, 1000 / num_timesteps)
         self.num_timesteps = num_timesteps
         self.alphas_cumprod = np.cumprod(1 - self.betas)
 
@@ -186,6 +186,35 @@ def test_steps_are_int64_and_weights_float_as_their_loop_wants_them() -> None:
     np.testing.assert_allclose(p.sum(), 1, rtol=1e-5)
     np.testing.assert_allclose(np.bincount(t, minlength=50) / 4000, p, atol=2 / 4000)  # stratified: nearly exact
     np.testing.assert_allclose(float((weights * t).mean()), 24.5, rtol=0.02)  # weighted back to uniform
+
+
+@pytest.mark.parametrize("num_steps", [10, 100, 300, 500, 1000, 4000])
+def test_a_loss_counts_in_every_bin_of_its_step(num_steps: int) -> None:
+    steps = torch.arange(num_steps).repeat(10)
+    losses = 1.0 + (steps >= num_steps // 2)
+    second_moment = ks.LossSecondMoment()
+    ScheduleSampler(second_moment, GaussianDiffusion(num_steps)).update_with_local_losses(steps, losses)
+    assert int(second_moment.num_seen.min()) >= 10
+    assert_density(second_moment.density(2), [1 / 3, 2 / 3])
+    root_loss = ks.RootLoss(warmup=1, refresh=1, gate=1.0, floor=1e-9)
+    ScheduleSampler(root_loss, GaussianDiffusion(num_steps)).update_with_local_losses(steps, losses)
+    assert int(root_loss.squares.num_seen[:-1].min()) >= 10
+    assert_density(root_loss.density(2), [1 / (1 + 2**0.5), 2**0.5 / (1 + 2**0.5)])
+    curriculum = ks.Curriculum(ks.Uniform(), ks.LossSecondMoment(), start=0, end=1)
+    ScheduleSampler(curriculum, GaussianDiffusion(num_steps)).update_with_local_losses(steps, losses)
+    assert torch.equal(curriculum.then.num_seen, second_moment.num_seen)
+
+
+def assert_density(found: Tensor, expected: list[float]) -> None:
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=2e-3)
+
+
+def test_a_default_second_moment_learns_in_their_loop_of_few_steps() -> None:
+    schedule_sampler = as_loss_aware(LossAwareSampler)(ks.LossSecondMoment(history=2), GaussianDiffusion())
+    loop = TrainLoop(schedule_sampler, microbatch=16)
+    for step in range(30):
+        loop.run_step(step)
+    assert float(schedule_sampler.sampler.density(5).max()) > 0.21
 
 
 def test_losses_of_all_ranks_are_dealt_out_to_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """What adapters share: who learns, by which name, and what they say where nobody shows a loss."""
 
 import re
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -87,3 +89,14 @@ def test_micro_batches_count_as_shown() -> None:
         with accelerator.accumulate(model), sampler.observe(ROWS, sampler.sample(ROWS), torch.rand(4)):
             pass
     assert sampler.sampler.sampler.steps.num_steps == 0
+
+
+def test_an_adapter_imports_no_library_but_torch() -> None:
+    adapters = "edm flow_matching k_diffusion lucidrains openai optimizer_hooks physicsnemo sit torchcfm"
+    code = (
+        "import importlib, sys\n"
+        f"for name in {adapters.split()}: importlib.import_module(f'kairostep.integrations.{{name}}')\n"
+        "libraries = {'flow_matching', 'torchcfm', 'physicsnemo', 'k_diffusion', 'denoising_diffusion_pytorch'}\n"
+        "assert not libraries & set(sys.modules), libraries & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -283,3 +283,40 @@ def test_a_learner_that_is_shown_nothing_says_so_once(name: str) -> None:
     for _ in range(UNSHOWN):
         sampler.sample(batch(0, num_rows=2))  # once is enough
     assert shown.num_unshown == 0
+
+
+@every_sampler
+def test_micro_batches_of_a_step_teach_what_one_batch_does(name: str) -> None:
+    whole, parts = build_taught(name), build_taught(name)
+    model = build_model()
+    for step in range(60, 64):
+        x0 = batch(step)
+        drawn, loss_at = whole.sample(x0), losses_of(model, x0)
+        parts.sample(x0)
+        losses = loss_at(torch.arange(64), drawn.t).detach()
+        for part in (slice(0, 16), slice(16, 48)):
+            parts.show(x0[part], ks.Timesteps(drawn.t[part], drawn.weight[part]), losses[part])
+        end = slice(48, 64)
+        last = x0[end], ks.Timesteps(drawn.t[end], drawn.weight[end]), losses[end], losses_of(model, x0[end])
+        measures_the_last = whole.uses_loss_at  # its loss_at knows no other rows
+        with whole.observe(*(last if measures_the_last else (x0, drawn, losses, loss_at))), parts.observe(*last):
+            pass
+    assert_same_state(parts, whole)
+
+
+@pytest.mark.parametrize("name", [*LEARNING, "curriculum"])
+def test_a_step_that_raises_teaches_nothing(name: str) -> None:
+    model, sampler = build_model(), build_taught(name)
+    before = {key: value.clone() for key, value in sampler.state_dict().items() if "steps" not in key}
+    x0 = batch(0)
+    with torch.no_grad():
+        drawn = sampler.sample(x0)
+    with (
+        pytest.raises(OSError, match="out of power"),
+        sampler.observe(x0, drawn, torch.full((64,), 9.0), losses_of(model, x0)),
+    ):
+        raise OSError("out of power")
+    after = sampler.state_dict()
+    for key, value in before.items():  # but for what was drawn, and what was spent on a probe
+        if not key.endswith(("draws.step", "num_drawn", "num_evaluations", "num_probes")):
+            assert torch.equal(after[key], value), key

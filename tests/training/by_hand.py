@@ -61,6 +61,8 @@ def train_by_hand(config: Any, num_steps: int) -> Trained:
 
             losses = loss_at(slice(None), drawn.t, noise)
             ((losses * drawn.weight).mean() / config.accumulate).backward()
+            if len(parts) + 1 < config.accumulate:
+                sampler.show(batch.x0, drawn, losses.detach())
             parts.append((drawn.t, losses.detach(), drawn.weight))
         nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         optimizer.param_groups[0]["lr"] = rate(step)

@@ -31,6 +31,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "stable target": {**SMALL, "pairs": True, "stable_target": 32},
     "labels": {**SMALL, **LABELS},
     "accumulated": {**SMALL, **ACCUMULATE},
+    "accumulated root_loss": {**LEARNING["root_loss"], **ACCUMULATE},
     "dropout": {**SMALL, "network.dropout": 0.3},
     "all at once": {**ADAPTIVE, **LABELS, **ACCUMULATE, "network.dropout": 0.3, "sampler.unbiased": True},
 }
@@ -198,6 +199,16 @@ def test_a_step_of_many_batches_does_not_take_the_sampler_for_an_unshown_one() -
     trainer = make_point_trainer()
     trainer.step([points(k) for k in range(UNSHOWN + 1)])  # warnings are errors
     assert trainer.sampler.num_unshown == 0
+
+
+def test_a_step_of_many_batches_teaches_the_losses_of_all_of_them() -> None:
+    trainer, expected = make_point_trainer(), ks.LossSecondMoment(10, history=3)
+    for k in range(3):
+        step = trainer.step([points(2 * k), points(2 * k + 1)])
+        assert step.losses.shape == (128,)
+        expected.record(step.drawn.t, step.losses)
+    assert int(trainer.sampler.num_seen.sum()) == 3 * 128
+    assert torch.equal(trainer.sampler.losses, expected.losses)
 
 
 def test_clipping_is_of_all_parameters_together() -> None:

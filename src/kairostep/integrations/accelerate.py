@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from kairostep.integrations.reach import checked_sampler, count_as_shown, given_or_unneeded, load_state, name_of
+from kairostep.integrations.reach import checked_sampler, given_or_unneeded, load_state, name_of
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ class Accelerated(TimestepSampler):
     file of rank 0 where they see it, on any number of processes and also if the main process alone saved; on a disk of
     their own, theirs.
 
-    Under `accelerator.accumulate` the sampler learns from the last micro-batch, before whose step the gradients are in
-    sync; a step that fp16's scaler skips changes no weight, so samplers that compare losses before and after see none.
+    Under `accelerator.accumulate` call `observe` in every micro-batch. The sampler learns once per step of the
+    optimizer, from the losses of all its micro-batches; one that asks for other losses measures the last. A step that
+    fp16's scaler skips changes no weight, so samplers that compare losses before and after see no change.
     Call the bare model in `loss_at`, `accelerator.unwrap_model(model)`: ranks may ask for it unequally often.
     """
 
@@ -47,7 +48,7 @@ class Accelerated(TimestepSampler):
             raise ValueError(f"samplers of one accelerator must have different names, got {name!r} twice: pass name=")
         names.add(name)
         self.sampler, self.accelerator, self.name = sampler.to(accelerator.device), accelerator, name
-        self.uses_x0, self.uses_loss_at = sampler.uses_x0, sampler.uses_loss_at
+        self.uses_x0, self.uses_loss_at, self.num_bins = sampler.uses_x0, sampler.uses_loss_at, sampler.num_bins
         accelerator.register_save_state_pre_hook(self._save)
         accelerator.register_load_state_pre_hook(self._load)
 
@@ -61,9 +62,13 @@ class Accelerated(TimestepSampler):
         """Wrap the optimizer's step, learn if it is one; `loss_at` is needed by samplers that `uses_loss_at` alone."""
         at = given_or_unneeded(loss_at, self.sampler)
         if not self.accelerator.sync_gradients:
-            count_as_shown(self.sampler)
+            self.show(x0, drawn, losses.detach())
             return nullcontext()
         return self.sampler.observe(x0, drawn, losses.detach(), at)
+
+    def show(self, x0: Tensor, drawn: Timesteps, losses: Tensor) -> None:
+        """Show a micro-batch of the step to come; `observe` does it where the gradients are not in sync."""
+        self.sampler.show(x0, drawn, losses)
 
     def density(self, num_bins: int = 100) -> Tensor:
         """Return where the draws go now: (num_bins,), summing to 1."""

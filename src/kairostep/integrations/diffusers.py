@@ -16,6 +16,7 @@ functions named compute_* are called as those of diffusers.training_utils.
 import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from kairostep.diffusion import EPSILON, VELOCITY, X0, DiscreteProcess, Predicti
 from kairostep.diffusion.process import Process
 from kairostep.diffusion.weighting import LOG_SNR_LIMIT
 from kairostep.integrations.noise_levels import FlowSteps
-from kairostep.integrations.reach import checked_sampler, given_or_unneeded
+from kairostep.integrations.reach import checked_sampler, give_loss_weight, given_or_unneeded
 from kairostep.timesteps import LossAt, Tabulated, Timesteps, TimestepSampler
 from kairostep.timesteps.arguments import choice
 from kairostep.timesteps.histogram import BELOW_ONE
@@ -115,13 +116,22 @@ class ScheduledTimesteps(Timesteps):
 
 
 class Scheduled(TimestepSampler):
-    """A sampler whose draws have the timesteps of a noise scheduler, and whose `loss_at` is asked by them."""
+    """A sampler whose draws have the timesteps of a noise scheduler, and whose `loss_at` is asked by them.
 
-    def __init__(self, sampler: TimestepSampler, scheduler: Any, *, mu: float | None = None) -> None:
+    mu: the shift of a flow scheduler with `use_dynamic_shifting`, as its `set_timesteps` takes it.
+    snr_weighted: the squared error is multiplied by SNR if the network predicts the image (`prediction_type="sample"`),
+        as in diffusers' train_unconditional.py. A `RootLoss` that was made without a loss weight is told so.
+    """
+
+    def __init__(
+        self, sampler: TimestepSampler, scheduler: Any, *, mu: float | None = None, snr_weighted: bool = False
+    ) -> None:
         super().__init__()
         self.sampler = checked_sampler(sampler)
         self.process, self.prediction = process_of(scheduler, mu=mu), prediction_of(scheduler)
-        self.uses_x0, self.uses_loss_at = sampler.uses_x0, sampler.uses_loss_at
+        self.uses_x0, self.uses_loss_at, self.num_bins = sampler.uses_x0, sampler.uses_loss_at, sampler.num_bins
+        if snr_weighted and self.prediction is X0:
+            give_loss_weight(sampler, partial(_snr, self.process))
         if isinstance(self.process, DiscreteProcess):
             _check_added_noise(scheduler, self.process)
             if float(self.process.alphas_cumprod[-1]) == 0 and self.prediction is EPSILON:
@@ -142,6 +152,10 @@ class Scheduled(TimestepSampler):
         """Wrap the optimizer's step; `loss_at(rows, timesteps)` is needed by samplers that `uses_loss_at` alone."""
         at = given_or_unneeded(loss_at, self.sampler, "loss_at(rows, timesteps)")
         return self.sampler.observe(x0, drawn, losses.detach(), lambda rows, t: at(rows, self.process.time(t)))
+
+    def show(self, x0: Tensor, drawn: Timesteps, losses: Tensor) -> None:
+        """Show a micro-batch of the step to come, each but the last, which `observe` shows."""
+        self.sampler.show(x0, drawn, losses.detach())
 
     def density(self, num_bins: int = 100) -> Tensor:
         """Return where the draws go now, from the least noisy timesteps to the noisiest: (num_bins,), summing to 1."""
@@ -244,6 +258,11 @@ def compute_snr(noise_scheduler: Any, timesteps: Tensor) -> Tensor:
 def loss_weight(weighting: Weighting, noise_scheduler: Any, timesteps: Tensor) -> Tensor:
     """Return the factor on the squared error of what this scheduler's network predicts, whichever that is."""
     return _weighed(weighting, compute_snr(noise_scheduler, timesteps).log(), prediction_of(noise_scheduler))
+
+
+def _snr(process: Process, t: Tensor) -> Tensor:
+    """Return alpha**2 / sigma**2 at t (N,), finite."""
+    return process.log_snr(t).clamp(-LOG_SNR_LIMIT, LOG_SNR_LIMIT).exp()
 
 
 def _weighed(weighting: Weighting, log_snr: Tensor, prediction: Prediction) -> Tensor:

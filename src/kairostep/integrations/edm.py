@@ -2,9 +2,13 @@
 
 EDM:  loss_kwargs.class_name = "kairostep.integrations.edm.EDMLoss"
 EDM2: loss_kwargs = dict(class_name="kairostep.integrations.edm.EDM2Loss", P_mean=-0.4, P_std=1.0)
+
+A sampler that asks for losses around the step, by name: sampler="adaptive" among these options, and once network and
+optimizer are made, `loss_fn.attach(optimizer, net)`.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,24 +18,69 @@ from torch.optim import Optimizer
 from kairostep.diffusion import X0, Objective, edm
 from kairostep.integrations.noise_levels import LogNormal, ReadProcess, follow, level_at
 from kairostep.integrations.optimizer_hooks import StepObserver
-from kairostep.integrations.reach import check_reach, checked_sampler, learn_without_step
+from kairostep.integrations.reach import check_reach, checked_sampler, give_loss_weight, learn_without_step
 from kairostep.names import SAMPLERS, arguments_of, from_name
-from kairostep.timesteps import TimestepSampler
+from kairostep.timesteps import BetaPolicy, TimestepSampler
 from kairostep.timesteps.arguments import finite, positive
+
+MAX_TOLD = 64  # batches, should nobody ask
+OF_NETWORK = ("policy", "parameters")  # arguments of samplers that are made for a network
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """The loss of a batch by element."""
+
+    trained: Tensor  # (B, C, H, W)
+    shown: Tensor  # (B, C, H, W) to the sampler
+    factor: Tensor | None = None  # (B, 1, 1, 1) that the network itself put on what is shown
+
+
+class ToldFactor:
+    """A factor on the loss as a function of t, known where it was told: in the batches since it was last asked.
+
+    A network that weighs its own loss tells the factor with each batch; `RootLoss` asks for all that it was shown.
+    """
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Tensor, Tensor]] = []
+        self.was_asked = False
+
+    def tell(self, t: Tensor, factor: Tensor) -> None:
+        """Take note of the factor (B,) at t (B,)."""
+        earlier = [] if self.was_asked else self.told[-MAX_TOLD:]
+        self.told, self.was_asked = [*earlier, (t, factor)], False
+
+    def __call__(self, t: Tensor) -> Tensor:
+        """Return the factor (N,) at times (N,) that were told."""
+        if not self.told:
+            return torch.ones_like(t)
+        self.was_asked = True
+        known, order = torch.cat([own for own, _ in self.told]).sort()
+        place = torch.searchsorted(known, t.contiguous()).clamp(max=len(known) - 1)
+        return torch.cat([factor for _, factor in self.told])[order[place]]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"told": [], "was_asked": False}  # a copy or a pickle is told anew, on its own device
 
 
 class SigmaLoss(nn.Module):
     """The loss of one batch by element, (B, C, H, W), its noise levels drawn by a sampler.
 
-    A Module, whose state is the sampler's: EDM2's checkpoints hold it by `state_dict`, EDM's snapshots pickle it. EDM
-    itself forgets its loss on resuming: `loss_fn.load_state_dict(snapshot["loss_fn"].state_dict())` brings it back.
+    A Module, whose state is the sampler's: EDM2's checkpoints hold it by `state_dict`. EDM forgets its loss when it
+    resumes: save `loss_fn.state_dict()` in its training state. Snapshots of both pickle the loss, and load only where
+    kairostep is installed, unless it is left out of them; docs/integrations.md has the lines.
 
     P_mean, P_std: of log(sigma). t is the share of these draws that are less noisy, so that "uniform" draws as EDM.
-    sampler: a sampler, or its name with `sampler_kwargs`; one that takes the process is given it.
+    sampler: a sampler, or its name with `sampler_kwargs`, which may be written as JSON. One that takes the process is
+        given it; "adaptive" and "gradient_variance" are made by `attach(optimizer, net)`, from the network's shapes.
+    sampler_kwargs: of the sampler's class; with "adaptive" also `hidden` and `depth` of its policy.
 
-    What the sampler learns, it learns when the loss is computed; one that asks for losses around the step (Adaptive)
-    needs `loss_fn.attach(optimizer)` once both are made.
+    What the sampler learns, it learns when the loss is computed; one that asks for losses around the step needs
+    `loss_fn.attach(optimizer, net)` once all are made, before a checkpoint is loaded.
     """
+
+    sampler: TimestepSampler | None
 
     def __init__(
         self,
@@ -45,7 +94,9 @@ class SigmaLoss(nn.Module):
         self.P_mean, self.P_std = finite("P_mean", P_mean), positive("P_std", P_std)
         self.sigma_data = positive("sigma_data", sigma_data)
         self.sampler = self._made(sampler, sampler_kwargs)
+        self._unmade = (sampler, sampler_kwargs or {}) if self.sampler is None else None
         self._observer: StepObserver | None = None
+        self.factor = ToldFactor()
 
     @property
     def process(self) -> ReadProcess:
@@ -58,14 +109,18 @@ class SigmaLoss(nn.Module):
         """EDM's weighted error of the denoised image, for samplers that want to know."""
         return Objective(self.process, X0, edm(self.sigma_data))
 
-    def attach(self, optimizer: Optimizer) -> None:
-        """Let the sampler observe the steps of this optimizer."""
+    def attach(self, optimizer: Optimizer, net: nn.Module | None = None) -> None:
+        """Let the sampler observe the steps of this optimizer; the network is needed for one named in the options."""
+        if self.sampler is None:
+            assert self._unmade is not None
+            name, options = self._unmade
+            self.sampler = sampler_for_network(str(name), options, net)
         if self._observer is not None:
             self._observer.remove()
         self._observer = StepObserver(self.sampler, optimizer)
 
-    def elements(self, net: Callable[..., Any], x0: Tensor, sigma: Tensor, **cond: Any) -> tuple[Tensor, Tensor]:
-        """Return what is trained and what the sampler is shown, each (B, C, H, W), at sigma (B, 1, 1, 1)."""
+    def elements(self, net: Callable[..., Any], x0: Tensor, sigma: Tensor, **cond: Any) -> "Elements":
+        """Return the loss at sigma (B, 1, 1, 1)."""
         raise NotImplementedError
 
     def edm_weight(self, sigma: Tensor) -> Tensor:
@@ -74,34 +129,44 @@ class SigmaLoss(nn.Module):
 
     def sampled(self, net: Callable[..., Any], x0: Tensor, **cond: Tensor | None) -> Tensor:
         """Return the elements at sigmas drawn now, times the weights of the draws, and show them to the sampler."""
-        follow(self.sampler, x0.device)
-        drawn = self.sampler.sample(x0)
-        trained, shown = self.elements(net, x0, self._sigma(drawn.t, x0), **cond)
-        losses = shown.detach().flatten(1).mean(1)  # (B,)
+        sampler = self.sampler
+        if sampler is None:
+            name, _ = self._unmade or ("", {})
+            raise ValueError(f"{name} is made for a network: call loss_fn.attach(optimizer, net) once both are made")
+        follow(sampler, x0.device)
+        drawn = sampler.sample(x0)
+        found = self.elements(net, x0, self._sigma(drawn.t, x0), **cond)
+        losses = found.shown.detach().flatten(1).mean(1)  # (B,)
 
         def loss_at(rows: Tensor, t: Tensor) -> Tensor:
             some = {name: value if value is None else value[rows] for name, value in cond.items()}
-            return self.elements(net, x0[rows], self._sigma(t, x0), **some)[1].flatten(1).mean(1)
+            return self.elements(net, x0[rows], self._sigma(t, x0), **some).shown.flatten(1).mean(1)
 
         if torch.is_grad_enabled():  # an evaluation teaches nothing
+            if found.factor is not None:
+                self.factor.tell(drawn.t, found.factor.detach().flatten())
             if self._observer is not None:
                 self._observer.show(x0, drawn, losses, loss_at)
             else:
-                check_reach(self.sampler, "an EDM loss before attach(optimizer)", x0=True, loss_at=False)
-                learn_without_step(self.sampler, drawn, losses)
-        return trained * drawn.weight.to(trained.dtype).view(-1, *[1] * (x0.ndim - 1))
+                check_reach(sampler, "an EDM loss before attach(optimizer)", x0=True, loss_at=False)
+                learn_without_step(sampler, drawn, losses)
+        return found.trained * drawn.weight.to(found.trained.dtype).view(-1, *[1] * (x0.ndim - 1))
 
     def _sigma(self, t: Tensor, x0: Tensor) -> Tensor:
         sigma = level_at(LogNormal(self.P_mean, self.P_std), t)
         return sigma.to(torch.promote_types(x0.dtype, torch.float32)).view(-1, *[1] * (x0.ndim - 1))
 
-    def _made(self, sampler: TimestepSampler | str, options: dict[str, Any] | None) -> TimestepSampler:
+    def _made(self, sampler: TimestepSampler | str, options: dict[str, Any] | None) -> TimestepSampler | None:
+        """Return the sampler, or None where it has to wait for the network."""
         if not isinstance(sampler, str):
             if options:
                 raise ValueError(f"sampler_kwargs belong to the name of a sampler, got {options} and {sampler!r}")
             return checked_sampler(sampler)
         given = dict(options or {})
-        if "process" in (arguments_of(SAMPLERS[sampler]) if sampler in SAMPLERS else {}):
+        taken = arguments_of(SAMPLERS[sampler]) if sampler in SAMPLERS else {}
+        if any(name in taken and name not in given for name in OF_NETWORK):
+            return None
+        if "process" in taken:
             given.setdefault("process", self.process)
         if sampler == "infonoise":
             given.setdefault("loss_weight", self.objective.x0_weight)
@@ -136,18 +201,19 @@ class EDMLoss(SigmaLoss):
         x0, augment_labels = (images, None) if augment_pipe is None else augment_pipe(images)
         return self.sampled(net, x0, labels=labels, augment_labels=augment_labels)
 
-    def elements(self, net: Callable[..., Any], x0: Tensor, sigma: Tensor, **cond: Any) -> tuple[Tensor, Tensor]:
-        """Return the weighted squared error, twice."""
+    def elements(self, net: Callable[..., Any], x0: Tensor, sigma: Tensor, **cond: Any) -> Elements:
+        """Return the weighted squared error."""
         noisy = x0 + torch.randn_like(x0) * sigma
         denoised = net(noisy, sigma, cond["labels"], augment_labels=cond["augment_labels"])
         error = self.edm_weight(sigma) * (denoised - x0).square()
-        return error, error
+        return Elements(error, error)
 
 
 class EDM2Loss(SigmaLoss):
     """EDM2's loss: EDM's over the network's own estimate of it, exp(logvar), plus logvar.
 
-    The sampler is shown the first term, which is never negative and is what moves the denoiser.
+    The sampler is shown the first term, which is never negative and is what moves the denoiser. `RootLoss` is told of
+    the factor 1/exp(logvar) in it, so that it follows the factor times the root of EDM's loss.
     """
 
     def __init__(
@@ -159,6 +225,8 @@ class EDM2Loss(SigmaLoss):
         sampler_kwargs: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(P_mean, P_std, sigma_data, sampler, sampler_kwargs)
+        if self.sampler is not None:
+            give_loss_weight(self.sampler, self.factor)
 
     def forward(
         self,
@@ -169,9 +237,30 @@ class EDM2Loss(SigmaLoss):
         """Return the loss of each element, (B, C, H, W)."""
         return self.sampled(net, images, labels=labels)
 
-    def elements(self, net: Callable[..., Any], x0: Tensor, sigma: Tensor, **cond: Any) -> tuple[Tensor, Tensor]:
+    def elements(self, net: Callable[..., Any], x0: Tensor, sigma: Tensor, **cond: Any) -> Elements:
         """Return the loss, and its first term."""
         noisy = x0 + torch.randn_like(x0) * sigma
         denoised, logvar = net(noisy, sigma, cond["labels"], return_logvar=True)
         error = self.edm_weight(sigma) / logvar.exp() * (denoised - x0).square()
-        return error + logvar, error
+        return Elements(error + logvar, error, factor=(-logvar).exp())
+
+
+def sampler_for_network(name: str, options: dict[str, Any], net: nn.Module | None) -> TimestepSampler:
+    """Return the sampler of this name, its policy in the shape of the network's images, measured on its parameters."""
+    net = getattr(net, "module", net)
+    channels, size = (getattr(net, key, None) for key in ("img_channels", "img_resolution"))
+    if net is None or channels is None or size is None:
+        raise ValueError(
+            f"{name} is made for a network with img_channels and img_resolution, got {type(net).__name__}: "
+            "call loss_fn.attach(optimizer, net), or pass a sampler in place of its name"
+        )
+    taken, given = arguments_of(SAMPLERS[name]), dict(options)
+    if "policy" in taken:
+        of_policy = {key: given.pop(key) for key in ("hidden", "depth") if key in given}
+        given["policy"] = BetaPolicy.for_input((channels, size, size), **of_policy, seed=given.get("seed", 0))
+    if "parameters" in taken:
+        given["parameters"] = net.parameters()
+    if "model" in taken:
+        given["model"] = net
+    made = from_name(name, **given)
+    return checked_sampler(made)  # type: ignore[arg-type]  # the name of a sampler, as the caller knows

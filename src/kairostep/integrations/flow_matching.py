@@ -9,6 +9,7 @@ with sampler.observe(x_1, drawn, losses, lambda rows, t: losses_at(x_1[rows], t)
     optimizer.step()
 """
 
+import inspect
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,10 @@ class PathSampler(nn.Module):
 
         return self.sampler.observe(x_1, drawn.drawn, losses.detach(), loss_at_t)
 
+    def show(self, x_1: Tensor, drawn: PathTimes, losses: Tensor) -> None:
+        """Show a micro-batch of the step to come, each but the last, which `observe` shows."""
+        self.sampler.show(x_1, drawn.drawn, losses.detach())
+
 
 def to_path_time(t: Tensor) -> Tensor:
     """Return 1 - t, below 1 as `torch.rand` is: paths may divide by what vanishes at 1."""
@@ -77,9 +82,16 @@ def path_process(path: Any) -> ReadProcess:
     `path_process(path).prediction` is the velocity that its networks predict, so that
     `ks.min_snr()(process.log_snr(t), process.prediction)` is the factor on their squared error.
     """
+    check_direction(path)
     alpha, sigma = factors(path)
     is_flow = not (hasattr(path, "compute_mu_t") and _adds_noise(path))
     return ReadProcess(lambda t: alpha(1 - t), lambda t: sigma(1 - t), lambda t: 1 - t, is_flow=is_flow)
+
+
+def _takes_time_first(path: Any) -> bool:
+    """Return whether this is a path of SiT's shape, compute_mu_t(t, x0, x1); torchcfm's is compute_mu_t(x0, x1, t)."""
+    mean = getattr(path, "compute_mu_t", None)
+    return callable(mean) and next(iter(inspect.signature(mean).parameters), "") == "t"
 
 
 def factors(path: Any) -> tuple[OfTime, OfTime]:
@@ -127,6 +139,12 @@ def _adds_noise(path: Any) -> bool:
 
 def check_direction(path: Any) -> None:
     """Raise unless the path's time runs from noise at 0 to data at 1."""
+    if hasattr(path, "path_sampler") or _takes_time_first(path):
+        raise ValueError(
+            f"path must be a flow_matching path or a torchcfm matcher, got {type(path).__name__}, which is called as "
+            "SiT's: use kairostep.integrations.sit.SampledTransport(transport, sampler, optimizer), which keeps its "
+            "train_eps"
+        )
     ends = torch.tensor([0.0, 1.0])
     if hasattr(path, "compute_mu_t"):
         share_of_data = _matcher_data(path)(ends)

@@ -23,27 +23,32 @@ from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
 
 log = logging.getLogger("kairostep")
 
+Shown = tuple[Tensor, Timesteps, Tensor, LossAt]
+"""What a sampler observes: x0, what was drawn for it, the losses, and other losses."""
+
 
 class TimestepSampling(Callback):
     """Draws timesteps in `training_step`, and lets the sampler learn around the optimizer's step.
 
-    For automatic optimization with one optimizer, as Lightning has it. With gradient accumulation the last micro-batch
-    of a step is observed. The sampler follows the module to its device; it is not part of the module, or its policy's
-    parameters would be trained and reduced with the module's.
+    For automatic optimization with one optimizer, as Lightning has it. With gradient accumulation the sampler learns
+    from the losses of all micro-batches of a step; one that asks for other losses measures the last. The sampler
+    follows the module to its device; it is not part of the module, or its policy's parameters would be trained and
+    reduced with the module's. From a step that raises it learns nothing.
     """
 
     def __init__(self, sampler: TimestepSampler) -> None:
         self.sampler = checked_sampler(sampler)
         self._trainer: Trainer | None = None  # while it fits
         self._drawn = False  # and not yet seen the losses
-        self._seen: tuple[Tensor, Timesteps, Tensor, LossAt] | None = None  # of the latest micro-batch
+        self._latest: Shown | None = None  # of the latest training step
+        self._seen: list[Shown] = []  # whose gradients the next step takes
         self._observation: AbstractContextManager[None] | None = None  # around the optimizer's step
 
     # What a training step calls
 
     def sample(self, x0: Tensor) -> Timesteps:
         """Return one time and one weight for each row of the clean batch x0 (B, ...)."""
-        self._drawn, self._seen = True, None
+        self._drawn, self._latest = True, None
         return self.sampler.sample(x0)
 
     def loss(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Tensor:
@@ -62,7 +67,7 @@ class TimestepSampling(Callback):
                 f"losses must be one value per sample, {tuple(drawn.weight.shape)}, got {tuple(losses.shape)}: reduce "
                 "over all dimensions but the first, for instance losses.flatten(1).mean(1)"
             )
-        self._drawn, self._seen = False, (x0, drawn, losses.detach(), _in_precision_of(self._trainer, at))
+        self._drawn, self._latest = False, (x0, drawn, losses.detach(), _in_precision_of(self._trainer, at))
         return (losses * drawn.weight).mean()
 
     # What the trainer calls
@@ -75,15 +80,24 @@ class TimestepSampling(Callback):
                 "`with sampling.sampler.observe(x, drawn, losses.detach(), loss_at): optimizer.step()`"
             )
         self.sampler.to(pl_module.device)
-        self._trainer, self._drawn, self._seen = trainer, False, None
+        self._trainer, self._drawn, self._latest, self._seen = trainer, False, None, []
+
+    def on_before_zero_grad(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Forget the batches whose gradients go."""
+        self._seen = []
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse a gradient at drawn times whose losses the sampler did not see."""
+        """Keep the batch whose gradient came; refuse one at drawn times whose losses the sampler did not see."""
         if self._drawn:
             raise RuntimeError(
                 "a sampler that draws must see the losses, but training_step did not show them: "
                 "return sampling.loss(x, drawn, losses) from it"
             )
+        if self._latest is not None:
+            self._seen.append(self._latest)
+        self._latest = None
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
@@ -94,9 +108,11 @@ class TimestepSampling(Callback):
                 f"an optimizer must run its closure once per step, {type(optimizer).__name__} did again, and draws and "
                 "losses of one step cannot be told apart: use another optimizer"
             )
-        seen, self._seen = self._seen, None
-        if seen is not None:  # else training_step gave no loss, to skip its batch
-            self._observation = self.sampler.observe(*seen)
+        seen, self._seen = self._seen, []
+        for x0, drawn, losses, _ in seen[:-1]:
+            self.sampler.show(x0, drawn, losses)
+        if seen:  # else training_step gave no loss, to skip its batch
+            self._observation = self.sampler.observe(*seen[-1])
             self._observation.__enter__()
 
     def on_train_batch_end(
@@ -115,7 +131,7 @@ class TimestepSampling(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let go of the trainer."""
-        self._trainer, self._seen = None, None
+        self._trainer, self._latest, self._seen = None, None, []
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sampler's state for the checkpoint; every rank holds the same."""

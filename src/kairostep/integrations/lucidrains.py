@@ -7,6 +7,7 @@ trainer.train()
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,9 +16,9 @@ from torch.optim import Optimizer
 
 from kairostep.diffusion import EPSILON, X0, DiscreteProcess, Objective, Prediction, V, constant, min_snr
 from kairostep.diffusion.process import Process
-from kairostep.integrations.noise_levels import ReadProcess, follow
+from kairostep.integrations.noise_levels import OfTime, ReadProcess, follow
 from kairostep.integrations.optimizer_hooks import StepObserver
-from kairostep.integrations.reach import checked_sampler
+from kairostep.integrations.reach import checked_sampler, give_loss_weight, rows_of_value
 from kairostep.timesteps import Speed, Timesteps, TimestepSampler
 from kairostep.timesteps.histogram import bin_index
 
@@ -33,7 +34,7 @@ class SampledDiffusion:
 
     In train mode, a call without `times` draws them, weights each sample's loss, and shows the losses to the sampler
     around the optimizer's next step. In eval mode, without gradients, and with `times` given, all is as it was. The
-    losses shown have the library's `loss_weight` in them; as a function of t it is `objective_of(diffusion).weight`.
+    losses shown have the library's `loss_weight` in them; a `RootLoss` that was made without one is given it.
 
     Make it after the Trainer, whose EMA would copy it too. Save `sampler.state_dict()` beside the Trainer's milestones.
     """
@@ -47,6 +48,9 @@ class SampledDiffusion:
                 "leave one of them out"
             )
         self.diffusion: Any = diffusion
+        loss_weight = loss_weight_of(diffusion)
+        if loss_weight is not None:
+            give_loss_weight(sampler, loss_weight)
         self.observer = StepObserver(sampler, optimizer)
         self._asked: tuple[Timesteps, str, tuple[Any, ...], dict[str, Any]] | None = None
         self._handles = [
@@ -88,14 +92,10 @@ class SampledDiffusion:
     def _loss_at(self, given: tuple[Any, ...], rest: dict[str, Any]) -> Callable[[Tensor, Tensor], Tensor]:
         num_rows = len(given[0])
 
-        def some(value: Any, rows: Tensor) -> Any:
-            per_row = isinstance(value, Tensor) and value.ndim > 0 and len(value) == num_rows
-            return value[rows] if per_row else value
-
         def loss_at(rows: Tensor, t: Tensor) -> Tensor:
             times = times_of(self.diffusion, t)
-            args = [some(value, rows) for value in given]
-            kwargs = {name: some(value, rows) for name, value in rest.items()}
+            args = [rows_of_value(value, rows, num_rows) for value in given]
+            kwargs = {name: rows_of_value(value, rows, num_rows) for name, value in rest.items()}
             state = random.getstate()  # self-conditioning tosses Python's coin, which a probe has to know too
             random.seed(int(torch.randint(2**31, ())))
             try:
@@ -159,7 +159,7 @@ def objective_of(diffusion: Any) -> Objective:
     if not isinstance(process, DiscreteProcess):
         weighting = min_snr(diffusion.min_snr_gamma) if has_min_snr(diffusion) else constant()
         return Objective(process, prediction, weighting)
-    if getattr(diffusion, "vb_loss_weight", None) is not None or hasattr(diffusion, "pred_noise_loss_weight"):
+    if _adds_errors(diffusion):
         raise ValueError(
             f"an objective is one squared error, got {type(diffusion).__name__}, which adds others: "
             "leave out what needs an objective"
@@ -173,6 +173,36 @@ def objective_of(diffusion: Any) -> Objective:
         return weight
 
     return Objective(process, prediction, as_stored)
+
+
+@dataclass
+class WeightOfSteps:
+    """The weight at each t, from that of each step: (T,)."""
+
+    weight: Tensor
+
+    def __call__(self, t: Tensor) -> Tensor:
+        """Return the weights (N,) at t (N,)."""
+        self.weight = self.weight.to(t.device)
+        return self.weight[bin_index(t, len(self.weight))]
+
+
+def loss_weight_of(diffusion: Any) -> OfTime | None:
+    """Return what the library multiplies the squared error by as a function of t; None if nothing, or if it is unknown.
+
+    That is SNR for pred_x0, SNR / (1 + SNR) for pred_v, 1 for pred_noise, less where Min-SNR clips.
+    """
+    if is_continuous(diffusion):
+        is_known = has_min_snr(diffusion) and not isinstance(diffusion.log_snr, nn.Module)
+        return objective_of(diffusion).weight if is_known else None
+    if _adds_errors(diffusion) or bool((diffusion.loss_weight == 1).all()):
+        return None
+    return WeightOfSteps(diffusion.loss_weight.detach().clone())
+
+
+def _adds_errors(diffusion: Any) -> bool:
+    """Return whether its loss is more than one squared error; it leaves `loss_weight` out then."""
+    return getattr(diffusion, "vb_loss_weight", None) is not None or hasattr(diffusion, "pred_noise_loss_weight")
 
 
 def has_min_snr(diffusion: Any) -> bool:

@@ -48,11 +48,17 @@ class ScheduleSampler:
         return drawn.index(self.num_steps), drawn.weight
 
     def update_with_local_losses(self, local_ts: Tensor, local_losses: Tensor) -> None:
-        """Show this rank's losses (B,) at its steps (B,), before weights; all ranks learn the same."""
+        """Show this rank's losses (B,) at its steps (B,), before weights; all ranks learn the same.
+
+        A loss at step i counts for all of [i/T, (i+1)/T): where the sampler's bins are finer than steps, in each of the
+        bins in there. Each call counts as a step of the sampler, so with micro-batches there are several per update.
+        """
         if local_ts.is_floating_point():
             raise ValueError(f"local_ts must be steps 0..T-1, whole numbers, got {local_ts.dtype}: pass what was drawn")
-        t = (local_ts + 0.5) / self.num_steps
-        learn_without_step(self.sampler, Timesteps(t, torch.ones_like(t)), local_losses)
+        per_step = -(-self.sampler.num_bins // self.num_steps)  # places, so that each bin has one
+        part = torch.arange(per_step, device=local_ts.device)
+        t = (local_ts[:, None] * per_step + part + 0.5).flatten().float() / (per_step * self.num_steps)
+        learn_without_step(self.sampler, Timesteps(t, torch.ones_like(t)), local_losses.repeat_interleave(per_step))
 
     def update_with_all_losses(self, ts: Sequence[int], losses: Sequence[float]) -> None:
         """Show the losses of all ranks at once, the same on each: each rank takes its part of them."""

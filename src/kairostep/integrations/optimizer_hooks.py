@@ -3,14 +3,41 @@
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any, Self
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
-from kairostep.integrations.reach import checked_sampler, given_or_unneeded, learns
+from kairostep.integrations.reach import checked_sampler, given_or_unneeded, learns, out_of_reach
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
+from kairostep.timesteps.sampler import rows_for
+
+
+class FollowedZeroGrad:
+    """Calls `follow` at each `optimizer.zero_grad()`, for which torch has no hook, until removed."""
+
+    def __init__(self, optimizer: Optimizer, follow: Callable[[], None]) -> None:
+        self.optimizer, self.follow = optimizer, follow
+        self.zero_grad = optimizer.zero_grad  # that of the class, or of another who follows
+        update_wrapper(self, self.zero_grad)  # accelerate looks for `set_to_none` in the signature
+        optimizer.zero_grad = self  # type: ignore[method-assign]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Clear the gradients."""
+        self.follow()
+        self.zero_grad(*args, **kwargs)
+
+    def remove(self) -> None:
+        """Leave the optimizer as it was; if somebody else wrapped this since, follow no more."""
+        self.follow = _ignore
+        if self.optimizer.__dict__.get("zero_grad") is self:
+            self.optimizer.zero_grad = self.zero_grad
+
+
+def _ignore() -> None:
+    """Do nothing."""
 
 
 class StepObserver:
@@ -22,10 +49,11 @@ class StepObserver:
         losses = loss_at(torch.arange(len(x)), drawn.t)
         observer.show(x, drawn, losses, loss_at)  # and the framework steps
 
-    The last batch shown before a step is observed, so with gradient accumulation the last micro-batch. A step without
-    one is not observed, and the first such step warns. A step that a GradScaler skips, or that raises, is none: nothing
-    is learned from it. In `step(closure)` the closure shows the batch, and what its first call shows is observed.
-    What a sampler learned is in `sampler.state_dict()`: save it between steps.
+    The sampler learns from all batches shown for a step, so with gradient accumulation from every micro-batch; one that
+    asks for other losses measures the last. A batch whose gradient `optimizer.zero_grad()` drops belongs to no step.
+    A step without a batch is not observed, and the first such step warns. A step that a GradScaler skips, or that
+    raises, is none: nothing is learned from it. In `step(closure)` the closure shows the batch, and what its first call
+    shows is observed. What a sampler learned is in `sampler.state_dict()`: save it between steps.
     """
 
     def __init__(self, sampler: TimestepSampler, optimizer: Optimizer) -> None:
@@ -38,13 +66,15 @@ class StepObserver:
                 "pass the one whose step() updates the model"
             )
         self.num_unseen = 0  # steps taken without a batch shown
-        self._shown: tuple[Tensor, Timesteps, Tensor, LossAt] | None = None
+        self._shown: list[tuple[Tensor, Timesteps, Tensor, LossAt]] = []
+        self._num_dropped = 0  # of those shown, whose gradients are gone
         self._entered: AbstractContextManager[None] | None = None
         self._depth = 0  # of steps within steps: an optimizer's step may call that of its base class, which hooks too
         self._in_closure = False
-        self._handles = [
+        self._handles: list[RemovableHandle | FollowedZeroGrad] = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
+            FollowedZeroGrad(optimizer, self._drop),
         ]
 
     def show(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> None:
@@ -54,13 +84,17 @@ class StepObserver:
         loss_at = given_or_unneeded(loss_at, self.sampler)
         if self._depth and not self._in_closure:
             self._abandon()
-        self._shown = x0, drawn, losses.detach(), loss_at
+        earlier = self._shown[self._num_dropped :]
+        if earlier:  # of which nobody asks for other losses, nor for images: let go of both
+            before, before_drawn, before_losses, _ = earlier[-1]
+            earlier[-1] = rows_for(self.sampler, before), before_drawn, before_losses, out_of_reach
+        self._shown, self._num_dropped = [*earlier, (x0, drawn, losses.detach(), loss_at)], 0
 
     def remove(self) -> None:
         """Take the hooks off the optimizer."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._shown = [], None
+        self._handles, self._shown = [], []
 
     def __enter__(self) -> Self:
         return self
@@ -92,7 +126,7 @@ class StepObserver:
         return loss
 
     def _enter(self) -> None:
-        if self._shown is None:
+        if not self._shown:
             self.num_unseen += 1
             if self.num_unseen == 1 and learns(self.sampler):
                 warnings.warn(
@@ -101,7 +135,11 @@ class StepObserver:
                     stacklevel=2,
                 )
             return
-        entered, self._shown = self.sampler.observe(*self._shown), None
+        *earlier, last = self._shown
+        self._shown, self._num_dropped = [], 0
+        for x0, drawn, losses, _ in earlier:
+            self.sampler.show(x0, drawn, losses)
+        entered = self.sampler.observe(*last)
         entered.__enter__()
         self._entered = entered
 
@@ -109,9 +147,17 @@ class StepObserver:
         self._depth = max(0, self._depth - 1)
         if self._depth:
             return
-        entered, self._entered, self._shown = self._entered, None, None
+        entered, self._entered, self._shown, self._num_dropped = self._entered, None, [], 0
         if entered is not None:
             entered.__exit__(None, None, None)
+
+    def _drop(self) -> None:
+        """Take note that the gradients are gone of what was shown, unless it was shown ahead of its gradient.
+
+        Many loops compute the loss, then clear the gradients, then run backward. So the batches stay until the next is
+        shown: after a step that a GradScaler skipped, that one belongs to another step.
+        """
+        self._num_dropped = len(self._shown)
 
     def _abandon(self) -> None:
         """Leave an observation whose step raised, as if it raised now: nothing is learned."""

@@ -1,11 +1,12 @@
 """What a sampler can have in somebody else's code: a step, the data, losses at other times; and what it cannot."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kairostep.timesteps import Curriculum, LossAt, Timesteps, TimestepSampler
+from kairostep.timesteps import Curriculum, LossAt, RootLoss, Timesteps, TimestepSampler
 
 
 @torch.no_grad()
@@ -35,11 +36,12 @@ def _within(sampler: TimestepSampler) -> list[TimestepSampler]:
     return [inner] if isinstance(inner, TimestepSampler) else []
 
 
-def count_as_shown(sampler: TimestepSampler) -> None:
-    """Take a draw for shown whose losses a later one stands for, as those of a micro-batch."""
-    sampler.num_unshown = 0
+def give_loss_weight(sampler: TimestepSampler, loss_weight: Callable[[Tensor], Tensor]) -> None:
+    """Tell each `RootLoss` that was not told what the losses it is shown were multiplied by, as a function of t."""
     for own in _within(sampler):
-        count_as_shown(own)
+        give_loss_weight(own, loss_weight)
+    if isinstance(sampler, RootLoss) and sampler.loss_weight is None:
+        sampler.loss_weight = loss_weight
 
 
 def load_state(sampler: TimestepSampler, saved: dict[str, Any], where: str) -> None:
@@ -54,6 +56,12 @@ def load_state(sampler: TimestepSampler, saved: dict[str, Any], where: str) -> N
             f"{where} must hold the state of a {name} made with the same arguments, but it holds that of another "
             f"sampler: make the sampler as it was\n{error}"
         ) from error
+
+
+def rows_of_value(value: Any, rows: Tensor, num_rows: int) -> Any:
+    """Return these rows of a condition, if it is one per row of the batch, else the condition itself."""
+    per_row = isinstance(value, Tensor) and value.ndim > 0 and len(value) == num_rows
+    return value[rows] if per_row else value
 
 
 def checked_sampler(sampler: TimestepSampler) -> TimestepSampler:

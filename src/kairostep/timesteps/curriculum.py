@@ -39,6 +39,7 @@ class Curriculum(TimestepSampler):
                 )
         self.uses_x0 = first.uses_x0 or then.uses_x0
         self.uses_loss_at = first.uses_loss_at or then.uses_loss_at
+        self.num_bins = max(first.num_bins, then.num_bins)
         self.first, self.then, self.start, self.end = first, then, start, end
         self.draws = Draws(seed, stratified=True)
         self.draws.key.bitwise_not_()  # numbers of its own: which rows `then` draws must not depend on their times
@@ -63,6 +64,12 @@ class Curriculum(TimestepSampler):
             for sampler in (self.first, self.then):
                 stack.enter_context(sampler.observe(x0, drawn, losses, loss_at))
             yield
+
+    def show(self, x0: Tensor, drawn: Timesteps, losses: Tensor) -> None:
+        """Show the micro-batch to both."""
+        self.num_unshown = 0
+        for sampler in (self.first, self.then):
+            sampler.show(x0, drawn, losses)
 
     def density(self, num_bins: int = 100) -> Tensor:
         """Return where the draws of the next step go: (num_bins,), summing to 1."""

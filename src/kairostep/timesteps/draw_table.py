@@ -55,7 +55,7 @@ class TableSampler(TimestepSampler):
     def __init__(self, num_bins: int, *, beta: float, stratified: bool, seed: int) -> None:
         super().__init__()
         self.draws = Draws(seed, stratified=stratified)
-        self.table = DrawTable(num_bins, beta)
+        self.table, self.num_bins = DrawTable(num_bins, beta), num_bins
         self.steps = StepCount(seed)
 
     def mass(self) -> Tensor:

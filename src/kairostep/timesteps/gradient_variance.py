@@ -85,11 +85,14 @@ class GradientVariance(TimestepSampler):
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
         """Measure the next bin if it is time."""
         num_before = self.steps.advance() - 1
-        if num_before % self.every == 0:
-            bin_ = num_before // self.every % len(self.variance)
-            with isolated_randomness(x0.device, probe_seed(self.steps.seed, num_before)), torch.enable_grad():
-                self.record(bin_, *self.measure(bin_, x0, loss_at))
+        if num_before % self.every:
+            yield
+            return
+        bin_ = num_before // self.every % len(self.variance)
+        with isolated_randomness(x0.device, probe_seed(self.steps.seed, num_before)), torch.enable_grad():
+            measured = self.measure(bin_, x0, loss_at)
         yield
+        self.record(bin_, *measured)
 
     def measure(self, bin_: int, x0: Tensor, loss_at: LossAt) -> tuple[Tensor, Tensor]:
         """Return the variance of one row's gradient at the centre of the bin and the rows used, over all ranks."""

@@ -59,8 +59,8 @@ class RootLoss(TableSampler):
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
         """Record the losses of all ranks."""
-        self.record(drawn.t, losses)
         yield
+        self.record(drawn.t, losses)
 
     @torch.no_grad()
     def record(self, t: Tensor, losses: Tensor) -> None:
@@ -107,7 +107,8 @@ class LossSecondMoment(TimestepSampler):
         self.history = count("history", history)
         self.uniform_prob = positive_share("uniform_prob", uniform_prob)
         self.draws = Draws(seed, stratified=stratified)
-        self.register_buffer("losses", torch.zeros(count("num_bins", num_bins), history, dtype=torch.float32))
+        self.num_bins = count("num_bins", num_bins)
+        self.register_buffer("losses", torch.zeros(num_bins, history, dtype=torch.float32))
         self.register_buffer("num_seen", torch.zeros(num_bins, dtype=torch.int64))
         self.register_buffer("num_skipped", torch.tensor(0))
 
@@ -125,8 +126,8 @@ class LossSecondMoment(TimestepSampler):
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
         """Record the losses, those of all ranks in the order of ranks."""
-        self.record(drawn.t, losses)
         yield
+        self.record(drawn.t, losses)
 
     @torch.no_grad()
     def record(self, t: Tensor, losses: Tensor) -> None:
@@ -217,8 +218,8 @@ class InfoNoise(TableSampler):
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
         """Record the losses of all ranks."""
-        self.record(drawn.t, losses)
         yield
+        self.record(drawn.t, losses)
 
     @torch.no_grad()
     def record(self, t: Tensor, losses: Tensor) -> None:

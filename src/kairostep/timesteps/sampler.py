@@ -1,7 +1,7 @@
 """The contract: what a timestep sampler draws, what it is shown, what it can be asked."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
@@ -55,12 +55,17 @@ class TimestepSampler(nn.Module):
         (losses * drawn.weight).mean().backward()
         with sampler.observe(x, drawn, losses.detach(), loss_at):
             optimizer.step()
+
+    With gradient accumulation, `sampler.show(x, drawn, losses.detach())` after each micro-batch but the last, which
+    `observe` shows.
     """
 
     uses_x0: bool = False  # its draws depend on the content of x0, not on its size alone
     uses_loss_at: bool = False  # it asks for losses beyond those it is shown
     how_to_show: str = "write `with sampler.observe(x0, drawn, losses, loss_at): optimizer.step()`"
+    num_bins: int = 1  # in which it keeps losses; one at a step that spans several counts in each of them
     num_unshown: int = 0  # draws since it was last shown a loss
+    _micro_batches: tuple[tuple[Tensor, Timesteps, Tensor], ...] = ()  # shown for the step to come
     _observation_waits: bool = False
 
     def sample(self, x0: Tensor) -> Timesteps:
@@ -74,6 +79,17 @@ class TimestepSampler(nn.Module):
         """
         check_shown(x0, drawn, losses)
         return nullcontext()
+
+    def show(self, x0: Tensor, drawn: Timesteps, losses: Tensor) -> None:
+        """Show a micro-batch of the step to come, each but the last, which `observe` shows.
+
+        A sampler that asks for no other losses learns from all of them in that `observe`, as from one batch. One that
+        `uses_loss_at` measures the last alone: `loss_at` knows no rows but those.
+        """
+        check_shown(x0, drawn, losses)
+        self.num_unshown = 0
+        if getattr(type(self).observe, "takes_micro_batches", False) and not self.uses_loss_at:
+            self._micro_batches = (*self._micro_batches, (rows_for(self, x0), drawn, losses))
 
     def density(self, num_bins: int = 100) -> Tensor:
         """Return where the draws go now: the mass of equal bins of [0, 1], (num_bins,), summing to 1."""
@@ -186,6 +202,9 @@ def learns_from_step(
                 "write `with sampler.observe(...): optimizer.step()`"
             )
         self._observation_waits = True
+        if self._micro_batches:
+            micro_batches, self._micro_batches = (*self._micro_batches, (rows_for(self, x0), drawn, losses)), ()
+            x0, drawn, losses = merge_micro_batches(micro_batches)
         return entered(self, x0, drawn, losses, loss_at)
 
     @contextmanager
@@ -193,4 +212,19 @@ def learns_from_step(
         self._observation_waits = False
         yield from observe(self, *args)
 
+    checked.takes_micro_batches = True  # type: ignore[attr-defined]  # see `TimestepSampler.show`
     return checked
+
+
+def rows_for(sampler: TimestepSampler, x0: Tensor) -> Tensor:
+    """Return x0 (B, ...), or where its size is enough for the sampler, as many rows without content: (B, 0)."""
+    return x0 if sampler.uses_x0 else x0.new_empty(len(x0), 0)
+
+
+def merge_micro_batches(
+    micro_batches: Sequence[tuple[Tensor, Timesteps, Tensor]],
+) -> tuple[Tensor, Timesteps, Tensor]:
+    """Return the rows, draws and losses of several micro-batches as those of one batch."""
+    rows, drawn, losses = zip(*micro_batches, strict=True)
+    t, weight = torch.cat([own.t for own in drawn]), torch.cat([own.weight for own in drawn])
+    return torch.cat(rows), Timesteps(t, weight), torch.cat(losses)

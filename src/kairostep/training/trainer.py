@@ -91,13 +91,18 @@ class Trainer:
             self._replay()
 
     def step(self, batches: Sequence[Batch]) -> Step:
-        """Take one optimizer step on the mean loss of these batches; the sampler observes the last of them."""
+        """Take one optimizer step on the mean loss of these batches.
+
+        The sampler learns from the losses of all of them; one that asks for other losses measures the last.
+        """
         seed_step(self.accelerator.device, self.seed, self.accelerator.process_index, self.step_number)
         all_seen = []
         for number, batch in enumerate(batches, start=1):
             with nullcontext() if number == len(batches) else self.accelerator.no_sync(self.model):
                 all_seen.append(Seen(*self.gradient(batch.x0, batch.labels, len(batches))))
-        seen = all_seen[-1]
+        *earlier, seen = all_seen
+        for part in earlier:
+            self.sampler.show(part.x0, Timesteps(part.t, part.weight), part.losses)
 
         def loss_at(rows: Tensor, t: Tensor) -> Tensor:
             losses_at = self._losses_at if torch.is_grad_enabled() else self.losses_at
