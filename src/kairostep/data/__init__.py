@@ -1,6 +1,6 @@
 """Sets of images and latents, and endless training batches of them."""
 
-from kairostep.installation import missing as _missing
+from kairostep.installation import missing
 
 try:
     from kairostep.data.batches import Batch as Batch
@@ -16,4 +16,4 @@ try:
     from kairostep.data.latents import LatentSet as LatentSet
     from kairostep.data.latents import encode_latents as encode_latents
 except ModuleNotFoundError as error:  # numpy
-    raise _missing("kairostep.data", error, "train") from error
+    raise missing("kairostep.data", error, "train") from error
