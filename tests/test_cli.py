@@ -27,6 +27,7 @@ from kairostep.experiments import (
     Config,
     preset,
 )
+from kairostep.installation import install_command
 
 TINY = ["--network.channels=8", "--network.multipliers=[1,1]", "--network.blocks=1", "--network.attention=[]"]
 SHORT = ["--steps=2", "--batch_size=4", "--held_out_images=8", "--sample_steps=2", "--workers=0", "--warmup_steps=0"]
@@ -90,6 +91,22 @@ def contents(directory: Path) -> dict[str, bytes]:
         (["train", "digits", "--steps"], "steps must be a whole number, got True"),
         (["train", "digits", "--steps=-1"], "steps must be a whole number of at least 1, got -1"),
         (["train", "digits", "--learning_rate=fast"], "learning_rate must be a number, got 'fast'"),
+        (["train", "digits", "--lr=1e-3"], "unknown key --lr: valid are --data, "),
+        (["train", "digits", "--ema=0.9"], "unknown key --ema: did you mean --ema_decay?"),
+        (
+            ["train", "digits", "--label_dropout=1"],
+            "label_dropout must be in [0, 1), got 1.0: pass for instance label_",
+        ),
+        (
+            ["data", "cifar10", "texts/key.yaml/x"],
+            "folder must be one that can be written, got texts/key.yaml/x: Not a",
+        ),
+        (["evaluate", "nowhere", "--inception=no.pt"], "the Inception network must be a TorchScript file, got no"),
+        (
+            ["generate", "nowhere", "--sampler=heun"],
+            "the solver is named by --solver, a sampler draws t in training: wri",
+        ),
+        (["doctor", "--all"], "unrecognized arguments: --all"),
         (["train", "digits", "--sampler=adaptve"], "unknown sampler adaptve: did you mean adaptive?"),
         (["train", "digits", "--sampler", "adaptve"], "unknown sampler adaptve: did you mean adaptive?"),
         (["train", "--sampler=adaptve", "digits"], "unknown sampler adaptve: did you mean adaptive?"),
@@ -204,9 +221,57 @@ def test_a_directory_with_another_run_is_left_alone(tmp_path: Path, capsys: pyte
     again = ["train", "digits", *QUICK, "--output=run"]
     assert refused(capsys, *again, "--resume=false").startswith("run already holds a run and --resume is false")
     message = refused(capsys, *again, "--seed=3", "--sampler=mode")
-    assert "-> {'name': 'mode', 'scale': 1.29" in message
-    assert "seed: 0 -> 3" in message
+    assert "(sampler: root_loss -> mode; seed: 0 -> 3)" in message
+    message = refused(capsys, *again, "--network.channels=16")
+    assert "(network.channels: 8 -> 16)" in message
     assert contents(tmp_path / "run") == before
+
+
+def test_fewer_steps_than_a_run_has_are_told_and_change_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", "digits", *QUICK, "--output=run"])
+    before = contents(tmp_path / "run")
+    capsys.readouterr()
+    main(["train", "digits", *QUICK, "--steps=1", "--output=run"])
+    told = capsys.readouterr().out
+    assert "2 steps taken before, " in told
+    assert "nothing to do, 2 steps were taken before, more than --steps=1: raise --steps to go on" in told
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_list_is_stored_as_a_list_however_it_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = [argument.replace("[1,1]", "1,1") for argument in QUICK]
+    main(["train", "digits", *written, "--output=run"])
+    config = Path("run/config.yaml")
+    assert yaml.safe_load(config.read_text())["network"]["multipliers"] == [1, 1]
+    config.write_text(
+        config.read_text().replace("  multipliers:\n  - 1\n  - 1\n", "  multipliers: 1,1\n")
+    )  # as it was once
+    main(["train", "digits", *QUICK, "--steps=3", "--output=run"])
+    assert "going on from step 2 to 3" in capsys.readouterr().out
+
+
+def test_a_run_says_what_it_writes_and_how_long_all_of_it_took(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["train", "digits", *QUICK, "--output=run", "--log_every=1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"step 1/2: loss \d\.\d+, [\d.e+]+ images/s, .* left", lines[3])
+    assert re.fullmatch(r"step 2/2: loss \d\.\d+, [\d.e+]+ images/s, held-out loss \d\.\d+", lines[4])
+    assert lines[5] == "all 2 steps taken: writing a checkpoint, the model and samples to run"
+    assert re.fullmatch(r"trained 2 steps in .* of training: run", lines[6])
+    assert re.fullmatch("this command took .* s, with start, held-out losses, samples and files", lines[7])
+    assert lines[8] == "make images with: kairostep generate run --num 64"
+
+
+def test_the_warm_up_of_a_preset_shrinks_with_its_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    quick = [argument for argument in QUICK if not argument.startswith(("--warmup", "--steps"))]
+    main(["train", "digits", *quick, "--steps=20", "--output=run"])
+    assert yaml.safe_load(Path("run/config.yaml").read_text())["warmup_steps"] == 2
+    main(["train", "digits", *quick, "--steps=30", "--output=run"])  # goes on with the warm-up that it has
+    assert yaml.safe_load(Path("run/config.yaml").read_text())["warmup_steps"] == 2
+    assert "going on from step 20 to 30" in capsys.readouterr().out
+    main(["train", "digits", *quick, "--steps=2", "--warmup_steps=5", "--output=long"])
+    assert "note: warm-up is as long as the run or longer, 5 of 2 steps" in capsys.readouterr().err
 
 
 IMAGES = ["train", "images", "--data.folder=photos", "--data.size=16", "--data.held_out=0.2", *QUICK]
@@ -219,6 +284,40 @@ def test_a_folder_of_images_is_trained_on_by_class(photos: Path, capsys: pytest.
     assert config["num_class_embeds"] == 3  # two classes, and none
     with Image.open("run/samples/step-00000002.png") as grid:
         assert grid.size == (270, 270)  # eight images of 16 and seven lines between them, twice as large
+
+
+def classes_in(directory: str) -> int | None:
+    classes: int | None = yaml.safe_load(Path(directory, "model/unet/config.json").read_text())["num_class_embeds"]
+    return classes
+
+
+def test_class_folders_are_used_unless_told_otherwise(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main([*IMAGES, "--output=run"])
+    told = capsys.readouterr()
+    assert "note: 2 subfolders are used as classes, 10% of the labels hidden" in told.err
+    assert ", 2 classes, " in told.out
+    assert (classes_in("run"), yaml.safe_load(Path("run/config.yaml").read_text())["label_dropout"]) == (3, 0.1)
+    for number, without in enumerate(("--data.classes=none", "--label_dropout=null", "--stable_target=4")):
+        main([*IMAGES, without, f"--output=without{number}"])
+        assert classes_in(f"without{number}") is None
+        assert "classes" not in capsys.readouterr().out
+
+
+def test_a_run_that_began_without_classes_goes_on_without_them(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([*IMAGES, "--label_dropout=null", "--output=run"])
+    main([*IMAGES, "--output=run", "--steps=3"])
+    assert "going on from step 2 to 3" in capsys.readouterr().out
+    assert yaml.safe_load(Path("run/config.yaml").read_text())["label_dropout"] is None
+
+
+def test_a_folder_without_classes_is_trained_on_as_before(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main([*IMAGES, "--data.folder=photos/cats", "--output=run"])
+    told = capsys.readouterr()
+    assert "classes" not in told.out + told.err
+    assert "note: no images are held out: there will be no held-out loss, no best checkpoint" in told.err
+    assert yaml.safe_load(Path("run/config.yaml").read_text())["label_dropout"] is None
 
 
 def test_classes_are_needed_to_hide_labels(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,14 +374,37 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_real_process_trains_and_leaves_out_a_bad_image(photos: Path) -> None:
     (photos / "cats" / "torn.jpg").write_bytes(b"\xff\xd8 and no more")
-    ended = python("-m", "kairostep", *IMAGES)
+    ended = python("-m", "kairostep", *IMAGES, "--data.classes=none")
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.startswith("kairostep: left out images that cannot be read or are too small, 1 of ")
+    assert ended.stderr.startswith("kairostep: left out images that cannot be read or are too small, 1 of 61 in photos")
     assert "cats/torn.jpg (" in ended.stderr
     assert ended.stderr.count("\n") == 1
     directory = re.search("run directory (runs/images-.*)", ended.stdout)[1]
     assert f'DDPMPipeline.from_pretrained("{directory}/model")' in ended.stdout
     assert Path(directory, "model", "model_index.json").is_file()
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(kairostep.__file__).parents[1])}
+    for arguments in ("train --help", "generate --help", "presets"):
+        reader, writer = os.pipe()
+        os.close(reader)
+        command = [sys.executable, "-m", "kairostep", *arguments.split()]
+        ended = subprocess.run(
+            command, env=environment, stdout=writer, stderr=subprocess.PIPE, timeout=120, check=False
+        )
+        os.close(writer)
+        assert ended.stderr == b""
+
+
+def test_a_report_on_settings_that_cannot_be_read_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text("seed: [")
+    with pytest.raises(SystemExit) as ended:
+        main(["report", "run"])
+    assert ended.value.code == 1
+    assert "run: config.yaml cannot be read (ParserError), so that its settings are not on" in capsys.readouterr().err
+    assert Path("report.html").is_file()
 
 
 def test_a_real_process_is_refused_without_a_traceback() -> None:
@@ -309,7 +431,7 @@ def code_of(*arguments):
         return ended.code
 
 sys.modules["draccus"] = None
-assert code_of("presets") == code_of("train", "--help") == code_of("train", "digits") == 1
+assert code_of("train", "--help") == code_of("train", "digits") == 1
 del sys.modules["draccus"]
 sys.modules["diffusers"] = None
 assert code_of("train", "digits") == 1
@@ -320,6 +442,6 @@ def test_without_the_extra_the_core_needs_torch_alone_and_commands_name_the_extr
     ended = python("-c", WITHOUT_EXTRA)
     assert ended.returncode == 0, ended.stderr
     lines = ended.stderr.splitlines()
-    needed = "kairostep: error: this command needs {}: pip install 'kairostep[train]'"
-    assert lines == [needed.format("draccus")] * 3 + [needed.format("diffusers")]
+    needed = "kairostep: error: kairostep train needs {}, which is not installed: " + install_command("train")
+    assert lines == [needed.format("draccus")] * 2 + [needed.format("diffusers")]
     assert not list(Path().iterdir())

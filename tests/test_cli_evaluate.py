@@ -17,6 +17,7 @@ from torch import Tensor
 import kairostep
 from kairostep.cli import main
 from kairostep.evaluation import features
+from kairostep.installation import install_command
 from kairostep.training.checkpoint import Checkpoints, read_digest
 
 TINY = ["--network=unet", "--network.channels=8", "--network.multipliers=[1,1]", "--network.blocks=1"]
@@ -85,14 +86,55 @@ def contents() -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in Path().rglob("*") if p.is_file() and p.suffix != ".pyc"}
 
 
+def own_facts(run: Path, **facts: Any) -> dict[str, Any]:
+    """Return what `generate` notes of images that the last checkpoint made."""
+    checkpoint = Checkpoints(run / "checkpoints", 1).paths()[-1]
+    return {"digest": read_digest(checkpoint), "weights": "ema", **facts}
+
+
 HELD_OUT = ["vlb_bits_per_dim", "vlb_prior", "vlb_diffusion", "vlb_reconstruction", "loss", "epsilon_mse"]
 OF_IMAGES = ["fid", "kid", "precision", "recall"]
+
+
+def test_an_interrupted_generation_is_left_out_and_the_complete_one_beside_it_is_measured(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_images(run / "generated" / "heun", **own_facts(run, num=NUM))
+    put_images(run / "generated" / "ddim", **own_facts(run, num=99, complete=False))
+    evaluate("--features=my_pixels:make", f"--num={NUM}")
+    told = capsys.readouterr().err
+    assert "note: the images in run/generated/ddim are not complete and left out: run their command again" in told
+    assert [line["on"] for line in lines_of(run) if line["what"] == "fid"] == ["run/generated/heun/images.npz"]
+
+
+def test_images_that_were_complete_before_more_were_begun_are_measured(run: Path) -> None:
+    folder = run / "generated" / "ddim"
+    put_images(folder, **own_facts(run, num=99, num_complete=NUM, complete=False))
+    (folder / "images.npz").unlink()
+    for number in (*range(NUM), 50):
+        Image.fromarray(np.full((8, 8), number, np.uint8)).save(folder / f"{number:06d}.png")
+    evaluate("--features=my_pixels:make", f"--num={NUM}")
+    assert [line["n"] for line in lines_of(run) if line["what"] == "fid"] == [NUM]
+
+
+def test_too_few_images_are_left_out_unless_their_number_is_stated(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = put_images(run / "generated" / "ddim", **own_facts(run))
+    (folder / "generation.json").write_text(json.dumps(own_facts(run, num=NUM, complete=True)))
+    evaluate("--features=my_pixels:make")
+    told = capsys.readouterr().err
+    assert "FID is of 50000 images by convention, run/generated/ddim has 30 and is left out" in told
+    assert "kairostep generate run --num 50000, or state that it is of fewer by --num 30" in told
+    assert "fid" not in [line["what"] for line in lines_of(run)]
 
 
 def test_without_images_the_held_out_figures_are_there(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evaluate()
     captured = capsys.readouterr()
-    assert captured.err.startswith("kairostep: note: no images of this checkpoint in run/generated: kairostep generate")
+    assert captured.err.startswith(
+        "kairostep: note: no images of this checkpoint in run/generated: kairostep generate run --num 50000"
+    )
     lines = lines_of(run)
     assert [line["what"] for line in lines] == HELD_OUT + ["epsilon_mse_at"] * 20
     for line in lines:
@@ -181,7 +223,7 @@ def test_without_inception_the_rest_is_reported(run: Path, capsys: pytest.Captur
     evaluate("--images=mine", f"--num={NUM}")
     captured = capsys.readouterr()
     assert "FID, KID, precision and recall are left out: FID needs the Inception network" in captured.err
-    assert "pip install 'kairostep[eval]', or pass --inception=FILE" in captured.err
+    assert f"{install_command('eval')}, or pass --inception=FILE" in captured.err
     assert len(lines_of(run)) == 26
 
 

@@ -64,29 +64,63 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_images_of_every_solver(
     solver: str, evaluations: int, more: list[str], run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["generate", str(run), *QUICK, "--sampler", solver, "--output", "made", *more])
-    assert capsys.readouterr().out == "10 images in made, 10 of them made now\n"
+    main(["generate", str(run), *QUICK, "--solver", solver, "--output", "made", *more])
+    cost, told = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        f"making 10 images by {solver} in 3 steps: {10 * evaluations} evaluations of the network, about .* on 1 x cpu",
+        cost,
+    )
+    assert told == "10 images in made, 10 of them made now"
     assert images_in(Path("made")).shape == (10, 8, 8)
     record = record_of(Path("made"))
     assert (record["step"], record["solver"], record["steps"]) == (10, solver, 3)
     assert (record["network_evaluations"], record["classes"], record["complete"]) == (evaluations, [*range(10)], True)
-    main(["generate", str(run), *QUICK, "--sampler", solver, "--output", "made", *more])
+    main(["generate", str(run), *QUICK, "--solver", solver, "--output", "made", *more])
     assert capsys.readouterr().out == "10 images in made, 0 of them made now\n"
 
 
 def test_the_default_folder_is_in_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["generate", str(run), *QUICK, "--checkpoint", "5", "--classes", "3,1", "--format", "npz", "--seed", "7"])
     folder = run / "generated" / "ddim-3-seed7-step5-classes3_1-npz"
-    assert capsys.readouterr().out == f"10 images in {folder}, 10 of them made now\n"
+    assert capsys.readouterr().out.splitlines()[1:] == [f"10 images in {folder}, 10 of them made now"]
     with np.load(folder / "images.npz") as arrays:
         assert arrays["images"].shape == (10, 8, 8, 1)
         assert arrays["labels"].tolist() == [3, 1] * 5
 
 
+def test_64_images_are_made_unless_told_or_begun_otherwise(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = ["generate", str(run), "--steps", "1", "--output", "made"]
+    main(short)
+    assert capsys.readouterr().out.startswith(
+        "making 64 images by ddim in 1 steps: 64 evaluations of the network, about "
+    )
+    assert len(list(Path("made").glob("*.png"))) == 64
+    main([*short, "--num", "70"])
+    assert capsys.readouterr().out.splitlines()[1] == "70 images in made, 6 of them made now"
+    Path("made/000069.png").unlink()
+    main(short)  # goes on with what was begun
+    assert capsys.readouterr().out.splitlines()[1] == "70 images in made, 1 of them made now"
+
+
+def test_a_generation_that_grows_knows_how_many_were_complete(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main(["generate", str(run), *QUICK, "--output", "made"])
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kairostep.generation.job.make_missing", stopped)
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            main(["generate", str(run), *QUICK, "--num", "20", "--output", "made"])
+        record = record_of(Path("made"))
+        assert (record["num"], record["num_complete"], record["complete"]) == (20, 10, False)
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--sampler", "euler"], "argument --sampler: invalid choice: 'euler'"),
+        (["--solver", "euler"], "argument --solver: invalid choice: 'euler'"),
+        (["--sampler", "heun"], "the solver is named by --solver, a sampler draws t in training: write --solver heun"),
         (["--classes", "cat"], "argument --classes: must be numbers with commas between them, got 'cat'"),
         (["--classes", "10"], "classes must be in 0..9, got 10"),
         (["--steps", "1001"], "steps must be at most the 1000 of the process, got 1001"),
@@ -119,7 +153,7 @@ def test_python_code_of_the_document_runs() -> None:
 
 
 def test_two_processes_make_what_one_makes(run: Path, tmp_path: Path) -> None:
-    command = ["generate", str(run), *QUICK, "--sampler", "ddpm", "--output"]
+    command = ["generate", str(run), *QUICK, "--solver", "ddpm", "--output"]
     main([*command, "one"])
     ranks = start_ranks([*command, str(tmp_path / "two")], tmp_path / "log")
     assert [rank.join() for rank in ranks] == [0, 0], "".join(rank.output for rank in ranks)
@@ -145,4 +179,4 @@ def test_a_signal_leaves_whole_files_and_the_same_command_goes_on(
     for path in folder.rglob("*.png"):
         Image.open(path).load()
     main(command)
-    assert capsys.readouterr().out == f"60 images in {folder}, {60 - int(found[1])} of them made now\n"
+    assert capsys.readouterr().out.splitlines()[1:] == [f"60 images in {folder}, {60 - int(found[1])} of them made now"]

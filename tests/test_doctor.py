@@ -12,6 +12,7 @@ import torch
 
 import kairostep as ks
 from kairostep import doctor
+from kairostep.installation import install_command
 
 ROOT = Path(__file__).parents[1]
 BROKEN = 'raise RuntimeError("operator torchvision::nms does not exist")'
@@ -57,7 +58,7 @@ def test_the_command_tells_versions_devices_and_extras(tmp_path: Path) -> None:
     extras = rest[0].splitlines()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [line.split()[0] for line in extras[1:]] == sorted(project["optional-dependencies"])
-    assert any("nowhere-to-be-found" in line and "pip install 'kairostep[train]'" in line for line in extras)
+    assert any("nowhere-to-be-found" in line and install_command("train") in line for line in extras)
     assert rest[-1].startswith("Problems")
     assert done.returncode == (0 if "  none" in rest[-1] else 1)
 
@@ -112,10 +113,10 @@ def test_extras_are_complete_or_lack_something_or_are_too_old(tmp_path: Path, mo
     lines += ['here-but-old>=1.10; extra == "old"', "kairostep[full,old]; extra == 'all'"]
     found = doctor.extras([doctor.requirement(line) for line in lines])
     assert found.lines == [
-        "all     lacks here-but-old>=1.10: pip install --upgrade 'kairostep[all]'",
+        f"all     lacks here-but-old>=1.10: {install_command('all', upgrade=True)}",
         "full    installed",
-        "lacking lacks nowhere-to-be-found: pip install 'kairostep[lacking]'",
-        "old     lacks here-but-old>=1.10: pip install --upgrade 'kairostep[old]'",
+        f"lacking lacks nowhere-to-be-found: {install_command('lacking')}",
+        f"old     lacks here-but-old>=1.10: {install_command('old', upgrade=True)}",
     ]
     assert "here-and-new 2.10.1" in ", ".join(doctor.libraries(map(doctor.requirement, lines)))
     assert len(found.problems) == 2

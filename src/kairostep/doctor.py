@@ -18,6 +18,7 @@ from importlib.util import find_spec
 import torch
 
 from kairostep import __version__
+from kairostep.installation import install_command
 
 SECONDS = 120  # for torchvision to load in a process of its own; torch alone may take many on a cold disk
 BESIDE = ("lightning", "pytorch-lightning", "torchvision", "torchaudio", "transformers")  # no extra asks for them
@@ -134,12 +135,13 @@ def extras(requirements: list[Requirement]) -> Findings:
         wanted = of_extra(extra, requirements)
         missing = sorted({item.name for item in wanted if item.installed is None})
         old = [item for item in wanted if item.too_old]
-        fix = f"pip install --upgrade 'kairostep[{extra}]'" if old else f"pip install 'kairostep[{extra}]'"
+        fix = install_command(extra, upgrade=bool(old))
         problems += [f"{item.name} {item.installed} is older than {item.at_least}: {fix}" for item in old]
         lacks = ", ".join([*missing, *(f"{item.name}>={item.at_least}" for item in old)])
         lines.append(f"{extra:7} lacks {lacks}: {fix}" if lacks else f"{extra:7} installed")
     if not lines:
-        lines.append("unknown: kairostep is not installed but read from its source; pip install . says more")
+        how = install_command("train")
+        lines.append(f"unknown: kairostep is not installed but read from its source; {how} says more")
     return Findings(lines, list(dict.fromkeys(problems)))
 
 

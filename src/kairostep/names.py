@@ -52,6 +52,8 @@ WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
     "debias": debias,
     "edm": edm,
 }
+MIN_BEGINNING = 3  # letters of a name that are taken for its beginning
+CLOSE = 0.75  # similarity of a slip, as difflib measures it: one wrong letter in four at most
 WeightingName = Literal["constant", "vlb", "min_snr", "soft_min_snr", "p2", "debias", "edm"]  # for type checkers
 SamplerName = Literal[
     "uniform",
@@ -131,6 +133,30 @@ def arguments_of(call: Callable[..., Any]) -> dict[str, Argument]:
     return arguments
 
 
+def nearest(name: str, valid: Iterable[str]) -> list[str]:
+    """Return the name that a slip of the hand turns into this one, else those that begin with it.
+
+    Leading dashes and case do not count: with them any two short flags would look alike.
+    """
+    plain = {_plain(one): one for one in valid}
+    written = _plain(name)
+    if close := difflib.get_close_matches(written, list(plain), n=1, cutoff=CLOSE):
+        return [plain[close[0]]]
+    return [one for key, one in plain.items() if len(written) >= MIN_BEGINNING and key.startswith(written)]
+
+
+def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
+    """Return the message for a name that is not among the valid ones: those near it, or all."""
+    valid = list(valid)
+    if near := nearest(name, valid):
+        return f"unknown {kind} {name}: did you mean {' or '.join(near)}?"
+    return f"unknown {kind} {name}: valid are {', '.join(valid) or 'none'}"
+
+
+def _plain(name: str) -> str:
+    return str(name).lstrip("-").lower().replace("-", "_")
+
+
 def _nearest(name: str, valid: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(name), list(valid), n=1, cutoff=0.6)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    near = nearest(name, valid)
+    return f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""

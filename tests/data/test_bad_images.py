@@ -49,6 +49,13 @@ def test_bad_images_are_left_out_of_memory_and_named_once(tmp_path: Path, caplog
     assert all(f"odd/{name} (" in record.message and reason in record.message for name, reason in bad.items())
 
 
+def test_bad_images_are_counted_among_all_of_the_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_many(tmp_path, 60)
+    bad = spoil(tmp_path)
+    assert len(load_folder(tmp_path, 8, held_out=0.2)) < 60 - len(bad)  # a part of the folder
+    assert f" of 64 in {tmp_path}" in caplog.records[0].message
+
+
 def test_bad_headers_are_left_out_of_a_stream_and_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_many(tmp_path, 10)
     bad = spoil(tmp_path)

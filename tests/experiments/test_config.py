@@ -104,7 +104,7 @@ def test_a_file_may_hold_a_few_keys_and_bare_names(tmp_path: Path) -> None:
         ("--steps=[1]", "steps must be a whole number, got [1]"),
         ("--learning_rate=null", "learning_rate must be a number, got None"),
         ("--learning_rate=fast", "learning_rate must be a number, got 'fast'"),
-        ("--label_dropout=some", "label_dropout must be a number or null, got 'some'"),
+        ("--label_dropout=some", "label_dropout must be a share in [0, 1), null or auto, got 'some'"),
         ("--deterministic=3", "deterministic must be true or false, got 3"),
         ("--betas=0.9", "betas must be a list, [a number, a number], got 0.9"),
         ("--betas=0.9,0.99,0.999", "betas must be a list, [a number, a number], got"),
@@ -227,9 +227,19 @@ def test_differences_name_what_decides_the_weights() -> None:
     assert differences(PLAIN, PLAIN) == []
     changed = replace(PLAIN, steps=7, seed=3, sampler=Component("uniform", {"unbiased": True}), output="x", workers=0)
     assert differences(PLAIN, changed) == [
-        "sampler: {'name': 'root_loss'} -> {'name': 'uniform', 'unbiased': True}",
+        "sampler: root_loss -> uniform",
         "seed: 0 -> 3",
     ]
+
+
+def test_differences_of_a_part_are_those_of_its_options_alone() -> None:
+    old, new = (
+        replace(PLAIN, network=Component("unet", {"channels": 8, "multipliers": value, **more}))
+        for value, more in (("1,2,2", {"attention": None}), ([1, 2, 2], {"attention": [4], "dropout": True}))
+    )
+    assert differences(old, new) == ["network.attention: null -> [4]", "network.dropout: not set -> true"]
+    other = replace(PLAIN, network=Component("unet", {"channels": 8, "multipliers": [1, 2, 4], "attention": None}))
+    assert differences(old, other) == ["network.multipliers: 1,2,2 -> [1, 2, 4]"]
 
 
 def test_the_number_of_steps_is_free_unless_a_cosine_is_stretched_over_them() -> None:
@@ -239,7 +249,7 @@ def test_the_number_of_steps_is_free_unless_a_cosine_is_stretched_over_them() ->
 
 
 def test_each_setting_either_counts_or_may_change_later() -> None:
-    other = {int: 3, float: 0.5, bool: True, str: "fp16", str | None: "x", float | None: 0.5}
+    other = {int: 3, float: 0.5, bool: True, str: "fp16", str | None: "x", float | None: 0.5, float | str | None: 0.5}
     for field in fields(Config):
         value: Any = other.get(field.type)  # type: ignore[call-overload]
         value = {"optimizer": "adamw", "schedule": "cosine", "speed": "graph"}.get(field.name, value)

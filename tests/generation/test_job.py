@@ -16,8 +16,10 @@ from torch import Tensor
 
 from kairostep.diffusion import EPSILON, DiscreteProcess, FlowProcess, Objective
 from kairostep.experiments import Config, Trained
+from kairostep.generation import job
 from kairostep.generation.job import Request, default_folder, generate_images
 from kairostep.networks import ddpm_unet
+from kairostep.progress_meter import ProgressMeter
 
 SHAPE = (1, 8, 8)
 QUICK = Request(num=13, solver="ddpm", steps=4, batch_size=5)
@@ -81,7 +83,13 @@ def test_a_folder_has_its_images_and_says_how_they_were_made(whole: Path) -> Non
     assert len({image.tobytes() for image in images}) == 13
     expected = {"checkpoint": "step-00000010.safetensors", "step": 10, "weights": "ema", "digest": "abc", "run": "run"}
     expected |= {"solver": "ddpm", "steps": 4, "network_evaluations": 4, "seed": 0, "guidance": 1.0, "classes": []}
-    assert record_of(whole) == expected | {"precision": "fp32", "format": "png", "num": 13, "complete": True}
+    assert record_of(whole) == expected | {
+        "precision": "fp32",
+        "format": "png",
+        "num": 13,
+        "complete": True,
+        "num_complete": 13,
+    }
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 13, 100])
@@ -208,6 +216,24 @@ def test_samples_that_are_not_finite_are_refused(tmp_path: Path, state: PartialS
     with pytest.raises(ValueError, match="samples must be finite, got others in images 0 to 4: choose another"):
         generate_images(broken, QUICK, tmp_path, state)
     assert set(contents(tmp_path)) == {"generation.json"}
+
+
+@pytest.mark.parametrize(("solver", "guidance"), [("ddpm", 1.0), ("ddim", 2.0), ("heun", 1.0)])
+def test_progress_counts_the_images_by_the_evaluations_they_take(
+    solver: str, guidance: float, tmp_path: Path, state: PartialState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meters = []
+
+    class Kept(ProgressMeter):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            meters.append(self)
+
+    monkeypatch.setattr(job, "ProgressMeter", Kept)
+    request = Request(num=7, steps=3, batch_size=4, solver=solver, guidance=guidance)
+    generate_images(trained_model(num_classes=3), request, tmp_path / "made", state)
+    (meter,) = meters
+    assert meter.done == pytest.approx(7)
 
 
 def test_classes_come_in_turn(tmp_path: Path, state: PartialState) -> None:

@@ -12,6 +12,7 @@ from made_runs import add_grids, make_run
 from read_pages import data_of, figure_of, lines_of, text_of
 
 from kairostep.cli import main
+from kairostep.installation import install_command
 from kairostep.reports import Axis, Curve, Figure, Heat, Panel, write_figures, write_report
 from kairostep.reports.page import needed
 from kairostep.reports.report import make_report
@@ -199,7 +200,8 @@ def test_a_missing_package_is_named_with_its_extra(
     with pytest.raises(SystemExit) as ended:
         main(["report", "anything"])
     assert ended.value.code == 1
-    assert capsys.readouterr().err == "kairostep: error: this command needs plotly: pip install 'kairostep[report]'\n"
+    lacking = f"kairostep report needs plotly, which is not installed: {install_command('report')}"
+    assert capsys.readouterr().err == f"kairostep: error: {lacking}\n"
 
 
 def test_runs_are_found_in_folders_in_natural_order(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """`kairostep analyse gradient-variance | interdependence`: measurements on the checkpoints of a run."""
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from kairostep.analysis import RangeTraining, Rows, VarianceProfile, range_effects, variance_profile
 from kairostep.analysis.panels import interdependence_panels, variance_panels
@@ -28,6 +27,7 @@ from kairostep.commands.subject import Subject, trained_subject
 from kairostep.data import Dataset
 from kairostep.experiments import Config, Trained
 from kairostep.experiments.experiment import load_data
+from kairostep.progress_meter import ProgressMeter
 from kairostep.timesteps.arguments import count
 from kairostep.training import Checkpoints, load_trained
 from kairostep.training.checkpoint import read
@@ -102,9 +102,11 @@ def analyse_gradient_variance(known: argparse.Namespace, settings: Sequence[str]
     times = [(k + 0.5) / known.timesteps for k in range(known.timesteps)]
     profiles = {}
     for step in study.steps():
-        trained, track = study.load(step), tracked(f"step {step}", "time")
-        given: dict[str, Any] = {**sizes, "times": times, "seed": known.measure_seed, "track": track}
-        profiles[step] = variance_profile(trained.model, trained.objective, rows, **given)
+        trained, evaluations = study.load(step), len(times) * 2 * known.repeats * known.rows
+        given: dict[str, Any] = {**sizes, "times": times, "seed": known.measure_seed}
+        meter = ProgressMeter(evaluations, f"gradients at step {step}", unit="row")
+        with meter, meter.watching(trained.model):
+            profiles[step] = variance_profile(trained.model, trained.objective, rows, **given)
     print(f"{study.heading}, rows drawn from {len(rows.x0)} of the training set")
     verdicts = tell_variance(profiles)
     ratios = {step: {"simple": p.early_to_late(), "vlb": p.early_to_late(bound=True)} for step, p in profiles.items()}
@@ -152,9 +154,14 @@ def analyse_interdependence(known: argparse.Namespace, settings: Sequence[str], 
     rows = study.rows(study.train, NUM_ROWS)
     held_out = rows if study.held_out is None else study.rows(study.held_out, config.held_out_images)
     sizes = {"num_ranges": known.ranges, "num_parts": known.parts}
-    given: dict[str, Any] = {**sizes, "training": training, "track": tracked("training on", "range")}
+    given: dict[str, Any] = {**sizes, "training": training}
     make_optimizer = partial(optimizer_of, config, read(trained.checkpoint)["trainer"]["optimizer"])
-    effects = range_effects(trained.model, trained.objective, rows, held_out, **given, make_optimizer=make_optimizer)
+    trained_on = (known.ranges + 1) * known.range_steps * config.batch_size
+    meter = ProgressMeter(trained_on + (known.ranges + 2) * known.parts * len(held_out.x0), "ranges", unit="row")
+    with meter, meter.watching(trained.model):
+        effects = range_effects(
+            trained.model, trained.objective, rows, held_out, **given, make_optimizer=make_optimizer
+        )
     seen = "training" if study.held_out is None else "held-out"
     print(f"{study.heading}, step {step}: change of the squared error on {len(held_out.x0)} {seen} rows, in percent,")
     print(f"by {known.range_steps} more steps on one range of t alone, the first on all of it; noise is shared\n")
@@ -171,8 +178,3 @@ def optimizer_of(config: Config, state: dict[str, Any], parameters: list[nn.Para
     made = (torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW)(parameters)
     made.load_state_dict(deepcopy(state))
     return made
-
-
-def tracked(name: str, unit: str) -> Callable[[Sequence[Any]], Iterable[Any]]:
-    """Return what goes through a sequence and shows how far it is, on stderr if that is a terminal."""
-    return partial(tqdm, desc=name, unit=unit, disable=None, leave=False)

@@ -11,8 +11,9 @@ import torch
 
 from kairostep.commands.arguments import Train
 from kairostep.experiments import PRESETS, Config, preset
-from kairostep.experiments.command_line import run_name, take_preset
-from kairostep.experiments.config import load, to_dict, unknown, with_overrides
+from kairostep.experiments.command_line import run_name, settle, take_preset
+from kairostep.experiments.config import load, to_dict, with_overrides
+from kairostep.names import unknown
 from kairostep.training.directory import provenance
 
 MAX_STEPS = 1000  # of a preset that is trained for an analysis, unless --steps says otherwise
@@ -56,7 +57,7 @@ def trained_subject(settings: Sequence[str], directory: Path | None, train: Trai
         config = short_training(name, others)
         directory = directory or Path(f"analysis-{run_name(name, preset(name), config)}")
         with redirect_stdout(sys.stderr):  # stdout has the result alone
-            train(replace(config, output=str(directory)))
+            train(settle(replace(config, output=str(directory)), others))
         return subject_of([str(directory)])
     if others or directory:
         given = others[0] if others else "--directory"

@@ -3,12 +3,12 @@
 import importlib
 from typing import Any
 
+from kairostep.installation import missing
+
 
 def require(module: str, what: str) -> Any:
     """Return an installed module, or say which extra brings it to whoever wanted `what`."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"{what} needs {error.name}, which is not installed: pip install 'kairostep[train]'", name=error.name
-        ) from error
+        raise missing(what, error, "train") from error

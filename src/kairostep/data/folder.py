@@ -50,7 +50,7 @@ def load_folder(
     folder = Path(folder)
     names = find_images(folder)
     labels, num_classes = label_by_subfolder(names) if classes == "auto" else (None, 0)
-    every = ImageFiles(folder, names, labels, num_classes, size, channels, bad_images == "refuse")
+    every = ImageFiles(folder, names, labels, num_classes, size, channels, bad_images == "refuse", len(names))
     part = every.subset(_rows_of_split(folder, names, split, held_out))
     if len(part.names) * channels * size * size <= in_memory_bytes:
         return decode(part, flip=flip)

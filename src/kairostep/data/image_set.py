@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from kairostep.data.dataset import Dataset, InMemory, pixels_to_x0
-from kairostep.data.extras import require
 from kairostep.data.image_file import read_image, why_unfit
+from kairostep.progress_meter import ProgressMeter
 
 _CHUNK = 64  # images that a thread takes at a time
 _NUM_NAMED = 10  # bad images that a message names
@@ -31,6 +31,7 @@ class ImageFiles:
     size: int
     channels: int
     refuse_bad: bool
+    num_found: int  # in the folder, of which these are a part
 
     def path(self, row: int) -> Path:
         """Return where the image `row` lies."""
@@ -44,17 +45,16 @@ class ImageFiles:
 
 def _visit_all(files: ImageFiles, visit: Callable[[int], str | None], what: str) -> dict[int, str]:
     """Call `visit` for every row in threads; return the rows for which it gave a reason against them."""
-    bar = require("tqdm", "a folder of images").tqdm
 
     def visit_chunk(rows: range) -> dict[int, str]:
         return {row: reason for row in rows if (reason := visit(row)) is not None}
 
     bad: dict[int, str] = {}
     chunks = [range(start, min(start + _CHUNK, len(files.names))) for start in range(0, len(files.names), _CHUNK)]
-    with ThreadPoolExecutor() as pool, bar(total=len(files.names), desc=what, unit="image", disable=None) as progress:
+    with ThreadPoolExecutor() as pool, ProgressMeter(len(files.names), what, unit="image") as meter:
         for rows, found in zip(chunks, pool.map(visit_chunk, chunks), strict=True):
             bad |= found
-            progress.update(len(rows))
+            meter.update(len(rows))
     return bad
 
 
@@ -143,7 +143,7 @@ def _without_bad(files: ImageFiles, bad: dict[int, str]) -> ImageFiles:
         return files
     named = "; ".join(f"{files.names[row]} ({reason})" for row, reason in sorted(bad.items())[:_NUM_NAMED])
     more = f"; and {len(bad) - _NUM_NAMED} more" if len(bad) > _NUM_NAMED else ""
-    found = f"{len(bad)} of {len(files.names)} in {files.folder}: {named}{more}"
+    found = f"{len(bad)} of {files.num_found} in {files.folder}: {named}{more}"
     if files.refuse_bad:
         raise ValueError(
             f"images must be readable and at least {files.size} pixels wide and high, which {found} are not: "

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from kairostep.data.autoencoder import Autoencoder, open_autoencoder
 from kairostep.data.dataset import Dataset
-from kairostep.data.extras import require
 from kairostep.data.streaming import stream
+from kairostep.progress_meter import ProgressMeter
 from kairostep.timesteps.arguments import count
 
 _FORMAT = 1  # raise it when files of an earlier version must not be read any more
@@ -132,7 +132,6 @@ def _move(partial: Path, target: Path) -> None:
 def _encode_into(
     folder: Path, dataset: Dataset, autoencoder: Autoencoder, device: torch.device, batch_size: int, num_workers: int
 ) -> None:
-    bar = require("tqdm", "the encoding of latents").tqdm
     model = autoencoder.load(device)
     num_images, copies = len(dataset), 2 if dataset.flip else 1
     channels, *sides = autoencoder.latent_shape(dataset.shape)
@@ -141,7 +140,7 @@ def _encode_into(
     labels = np.lib.format.open_memmap(folder / "labels.npy", mode="w+", dtype=np.int64, shape=shape[:1])
     rows = (list(range(start, min(start + batch_size, num_images))) for start in range(0, num_images, batch_size))
     start = 0
-    with bar(total=num_images, desc="encoding", unit="image", disable=None) as progress:
+    with ProgressMeter(num_images, "encoding", unit="image") as meter:
         for stored, batch_labels in stream(dataset, rows, device=device, num_workers=num_workers):
             x0 = dataset.to_x0(stored, None)
             for copy, images in enumerate((x0, x0.flip(-1))[:copies]):
@@ -149,7 +148,7 @@ def _encode_into(
                 moments[at] = _to_half(autoencoder.encode(model, images))
                 labels[at] = batch_labels.cpu().numpy()
             start += len(x0)
-            progress.update(len(x0))
+            meter.update(len(x0))
     moments.flush()
     labels.flush()
 

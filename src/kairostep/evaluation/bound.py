@@ -17,6 +17,7 @@ from kairostep.timesteps.arguments import count
 
 PIXEL_LOG_SNR = math.log(1e4)  # where decoding to pixels begins in continuous time: as noisy as linear's step 0
 GAUSSIAN_SHARE = 0.75  # of times that are drawn by what they would add for Gaussian data
+NUM_TIMES = 10  # at which a row is seen
 MAX_LOG_STEP = 10.0  # in log-SNR, that a single step counts for: the last one may be infinite
 
 
@@ -40,7 +41,7 @@ def variational_bound(
     *,
     labels: Tensor | None = None,  # (N,)
     levels: int | None = 256,  # of pixels in [-1, 1]; None: x0 is continuous and the bound one on its density
-    num_times: int = 10,  # network evaluations per row, and one more
+    num_times: int = NUM_TIMES,  # network evaluations per row, and one more
     seed: int = 0,
     batch_size: int = 256,
 ) -> Bound:

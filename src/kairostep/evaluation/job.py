@@ -9,7 +9,7 @@ import torch
 
 import kairostep
 from kairostep.data import Dataset
-from kairostep.evaluation.features import FeatureNetwork, NoInception, load_features, load_inception
+from kairostep.evaluation.features import FeatureNetwork, NoInception, check_file, load_features, load_inception
 from kairostep.evaluation.figures import (
     HeldOutData,
     generation_facts,
@@ -17,7 +17,7 @@ from kairostep.evaluation.figures import (
     image_figures,
     source_statistics,
 )
-from kairostep.evaluation.images import ImageSource, facts_beside, generated_in, open_images
+from kairostep.evaluation.images import ImageSource, facts_beside, generated_in, num_complete, open_images
 from kairostep.evaluation.reference import reference_statistics
 from kairostep.evaluation.results import Figure, append
 from kairostep.experiments.experiment import load_data
@@ -25,6 +25,7 @@ from kairostep.experiments.trained import Trained
 from kairostep.timesteps.arguments import count
 
 NAME = "evaluations.jsonl"
+NUM = 50_000  # generated images that FID is of by convention
 HELD_OUT_IMAGES = 1024  # where neither the command nor the run says
 
 
@@ -33,7 +34,7 @@ class EvaluationRequest:
     """What is measured, and how."""
 
     images: Path | None = None  # npz file or folder; by default those of this checkpoint in RUN/generated
-    num: int = 50_000  # generated images of which FID is stated
+    num: int | None = None  # generated images of which FID is stated; by default 50,000, where there are as many
     inception: Path | None = None  # file; by default that of an installed package
     inception_sha256: str | None = None  # of another network than the usual one
     features: str | None = None  # module:function instead of Inception
@@ -43,12 +44,15 @@ class EvaluationRequest:
 
     def __post_init__(self) -> None:
         """Check what can be checked without a model."""
-        count("num", self.num, at_least=2)
+        if self.num is not None:
+            count("num", self.num, at_least=2)
         count("batch_size", self.batch_size)
         if self.held_out_images is not None:
             count("held_out_images", self.held_out_images, at_least=2)
         if self.features and (self.inception or self.inception_sha256):
             raise ValueError("features must come from one network, got --features and --inception: pass one of them")
+        if self.inception is not None:
+            check_file(self.inception)  # also where there are no images yet
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ class Evaluation:
         reference = reference_statistics(self.reference, self.network, cache=cache, **shared)
         digests = {"data": self.reference.fingerprint(), "network": self.network.digest}
         for source in self.sources:
-            generated = source_statistics(source, self.network, self.request.num, **shared)
+            generated = source_statistics(source, self.network, self.request.num or NUM, **shared)
             facts = {**generation_facts(source), "features": self.network.name, "digests": digests}
             yield self._written(image_figures(generated, reference, facts))
 
@@ -94,10 +98,7 @@ class Evaluation:
 def prepare(trained: Trained, request: EvaluationRequest, device: torch.device) -> Evaluation:
     """Return an evaluation that was checked; ValueError for what cannot be done as it was asked for."""
     config, notes = trained.config, list[str]()
-    paths = [request.images] if request.images is not None else _sets_of(trained)
-    if not paths:
-        run = run_directory(trained)
-        notes.append(f"no images of this checkpoint in {run / 'generated'}: kairostep generate {run}, or pass --images")
+    paths = [request.images] if request.images is not None else _complete_sets(trained, request, notes)
     num = request.held_out_images or config.held_out_images or HELD_OUT_IMAGES
     train, test = load_data(replace(config, held_out_images=num), device)
     if test is None:
@@ -107,7 +108,7 @@ def prepare(trained: Trained, request: EvaluationRequest, device: torch.device) 
         pixels, _ = load_data(replace(config, autoencoder=None, held_out_images=0, label_dropout=None), device)
     sources = [open_images(path, pixels.shape[0]) for path in paths]
     for source in sources:
-        source.check(request.num, pixels.shape)
+        source.check(request.num or NUM, pixels.shape)
     network = _network(request, pixels.shape, device, notes) if sources else None
     classes, latent = bool(trained.num_classes), config.autoencoder is not None
     held_out = HeldOutData.of(test, num, device, classes=classes, pixels=not latent) if test is not None else None
@@ -132,11 +133,27 @@ def _network(
         return None
 
 
-def _sets_of(trained: Trained) -> list[Path]:
-    """Return the images in RUN/generated that this checkpoint made, and those of which nothing is known."""
-    found = []
-    for path in generated_in(run_directory(trained)):
-        made = facts_beside(path)
-        if not made or (made.get("digest"), made.get("weights")) == (trained.digest, trained.weights):
-            found.append(path)
-    return found
+def _complete_sets(trained: Trained, request: EvaluationRequest, notes: list[str]) -> list[Path]:
+    """Return the images in RUN/generated that this checkpoint made, and those of which nothing is known.
+
+    A set that is not complete is told and left out, and so is one that is too small where no number was asked for.
+    """
+    run, complete = run_directory(trained), list[Path]()
+    paths = [path for path in generated_in(run) if _is_of(trained, facts_beside(path))]
+    for path in paths:
+        num = num_complete(path)
+        if num == 0:
+            notes.append(f"the images in {path} are not complete and left out: run their command again, which goes on")
+        elif num is not None and num < NUM and request.num is None:
+            how = f"kairostep generate {run} --num {NUM}, or state that it is of fewer by --num {num}"
+            notes.append(f"FID is of {NUM} images by convention, {path} has {num} and is left out: {how}")
+        else:
+            complete.append(path)
+    if not paths:
+        make = f"kairostep generate {run} --num {request.num or NUM}"
+        notes.append(f"no images of this checkpoint in {run / 'generated'}: {make}, or pass --images")
+    return complete
+
+
+def _is_of(trained: Trained, made: Mapping[str, Any]) -> bool:
+    return not made or (made.get("digest"), made.get("weights")) == (trained.digest, trained.weights)

@@ -13,6 +13,8 @@ from kairostep.evaluation.estimate import Estimate, mean_and_error
 from kairostep.evaluation.pairs import cond_of, paired_draws
 from kairostep.timesteps.arguments import count
 
+NUM_BINS = 20  # of t, in a profile
+
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
@@ -83,7 +85,7 @@ def loss_profile(
     x0: Tensor,  # (N, ...)
     *,
     labels: Tensor | None = None,  # (N,)
-    num_bins: int = 20,
+    num_bins: int = NUM_BINS,
     seed: int = 0,
     batch_size: int = 256,
 ) -> LossProfile:

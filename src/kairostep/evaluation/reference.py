@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kairostep.data import Dataset
-from kairostep.data.extras import require
 from kairostep.data.streaming import stream
 from kairostep.evaluation.features import FeatureNetwork
 from kairostep.evaluation.moments import SAMPLE_SIZE, FeatureStatistics, feature_statistics
+from kairostep.progress_meter import ProgressMeter
 
 _FORMAT = 1  # raise it when files of an earlier version must not be read any more
 log = logging.getLogger("kairostep")
@@ -56,11 +56,10 @@ def reference_statistics(
 
 def _images(dataset: Dataset, device: torch.device, batch_size: int, num_workers: int) -> Iterator[Tensor]:
     rows = [list(range(start, min(start + batch_size, len(dataset)))) for start in range(0, len(dataset), batch_size)]
-    bar = require("tqdm", "an evaluation").tqdm
-    with bar(total=len(dataset), desc="features of the data", unit="image", disable=None, leave=False) as progress:
+    with ProgressMeter(len(dataset), "features of the data", unit="image") as meter:
         for images, _ in stream(dataset, rows, device=device, num_workers=num_workers):
             yield images
-            progress.update(len(images))
+            meter.update(len(images))
 
 
 def _read(path: Path, text: str) -> FeatureStatistics | None:

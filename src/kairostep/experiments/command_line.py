@@ -8,6 +8,7 @@ from pathlib import Path
 from kairostep.experiments.components import TABLES, options_of
 from kairostep.experiments.config import LATER, Config, load, to_dict, with_overrides
 from kairostep.experiments.presets import preset
+from kairostep.experiments.settings import AUTO
 
 UNNAMED = ("name", "folder", "path")  # places of data would make names of runs long
 MAX_NAME = 120  # characters of a run's name, before it is cut and given a digest
@@ -32,7 +33,27 @@ def configure(name: str | None, path: Path | None, settings: Sequence[str]) -> C
     assert name is not None
     plain = preset(name)
     config = with_overrides(plain, settings)
-    return config if config.output else replace(config, output=f"runs/{run_name(name, plain, config)}")
+    if not config.output:
+        config = replace(config, output=f"runs/{run_name(name, plain, config)}")
+    return settle(config, settings)
+
+
+def settle(config: Config, settings: Sequence[str]) -> Config:
+    """Return the config of a preset with what follows from its steps and its data, unless it is set by itself.
+
+    The warm-up takes a tenth of the steps at most: presets have that of a whole training. A run that is already in the
+    output directory keeps its own warm-up, and goes without classes if it began so.
+    """
+    chosen = {argument.lstrip("-").partition("=")[0].replace("-", "_") for argument in settings}
+    there = Path(config.output or "") / "config.yaml"
+    run = load(there) if config.output and there.is_file() else None
+    if "warmup_steps" not in chosen:
+        kept = run is not None and run.warmup_steps <= config.warmup_steps
+        shrunk = min(config.warmup_steps, config.steps // 10)
+        config = replace(config, warmup_steps=run.warmup_steps if run is not None and kept else shrunk)
+    if run is not None and config.label_dropout == AUTO:
+        config = replace(config, label_dropout=run.label_dropout)
+    return config
 
 
 def run_name(name: str, plain: Config, config: Config) -> str:

@@ -5,6 +5,7 @@ either `GIVEN`, which the experiment supplies, or options of the component, chec
 decoded by its annotations: no default is written down twice.
 """
 
+import importlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,12 +28,11 @@ from kairostep.diffusion import (
     vlb,
 )
 from kairostep.diffusion.process import Process
-from kairostep.experiments.config import Component, decoded, unknown
+from kairostep.experiments.config import Component, decoded
 from kairostep.experiments.probe_set import ProbeSet
 from kairostep.names import SAMPLERS as SAMPLER_CLASSES
 from kairostep.names import WEIGHTINGS as WEIGHTING_MAKERS
-from kairostep.names import Argument, arguments_of
-from kairostep.networks import UViT2DModel, ddpm_unet, dit
+from kairostep.names import Argument, arguments_of, unknown
 from kairostep.timesteps import (
     Adaptive,
     BetaPair,
@@ -64,7 +64,20 @@ class Passing:
     on: Callable[..., Any]
 
 
-Maker = Callable[..., Any] | Passing
+@dataclass(frozen=True)
+class Deferred:
+    """A maker that is imported when it is asked for: networks bring diffusers, which takes seconds."""
+
+    module: str
+    name: str
+
+    def load(self) -> Callable[..., Any]:
+        """Return the maker."""
+        loaded: Callable[..., Any] = getattr(importlib.import_module(self.module), self.name)
+        return loaded
+
+
+Maker = Callable[..., Any] | Passing | Deferred
 
 
 def flow(time_scale: float = FLOW_TIME_SCALE) -> FlowProcess:
@@ -172,8 +185,14 @@ def make_standalone(key: str, name: str, objective: Objective, seed: int) -> Tim
 
 
 def _required(maker: Maker) -> set[str]:
-    call = maker.make if isinstance(maker, Passing) else maker
-    return {name for name, argument in arguments_of(call).items() if argument.required}
+    return {name for name, argument in arguments_of(_calls(maker)[-1]).items() if argument.required}
+
+
+def _calls(maker: Maker) -> list[Callable[..., Any]]:
+    """Return the callables whose arguments a maker takes, the one to call last."""
+    if isinstance(maker, Passing):
+        return [maker.on, maker.make]
+    return [maker.load() if isinstance(maker, Deferred) else maker]
 
 
 def tabulated(mass: tuple[float, ...], seed: int, *, unbiased: bool = False, stratified: bool = True) -> Tabulated:
@@ -200,7 +219,11 @@ SAMPLERS: dict[str, Maker] = {
     "adaptive": Passing(adaptive, Adaptive),
     "curriculum": curriculum,
 }
-NETWORKS: dict[str, Maker] = {"unet": ddpm_unet, "dit": dit, "uvit": UViT2DModel}
+NETWORKS: dict[str, Maker] = {
+    "unet": Deferred("kairostep.networks", "ddpm_unet"),
+    "dit": Deferred("kairostep.networks", "dit"),
+    "uvit": Deferred("kairostep.networks", "UViT2DModel"),
+}
 DATASETS: dict[str, Maker] = {
     "digits": load_digits,
     "fashion_mnist": load_fashion_mnist,
@@ -239,8 +262,7 @@ def make_prediction(name: str, process: Process) -> Prediction:
 def make(kind: str, table: Mapping[str, Maker], component: Component, **given: Any) -> Any:
     """Return what the component names, made with its options and with those of the `given` that its maker takes."""
     options = checked_options(kind, table, component)
-    maker = table[component.name]
-    call = maker.make if isinstance(maker, Passing) else maker
+    call = _calls(table[component.name])[-1]
     taken = arguments_of(call)
     return call(**{name: value for name, value in given.items() if name in taken}, **options)
 
@@ -254,7 +276,7 @@ def checked_options(kind: str, table: Mapping[str, Maker], component: Component)
         if name == "seed":
             raise ValueError(f"the seed is one for the whole experiment: pass --seed={value}")
         if name not in valid:
-            raise ValueError(unknown(f"option of {kind} {component.name}:", name, valid or ["none"]))
+            raise ValueError(unknown(f"option of {kind} {component.name}:", name, valid))
         options[name] = decoded(f"--{kind}.{name}", valid[name].hint, value)
     missing = [name for name, argument in valid.items() if argument.required and name not in options]
     if missing:
@@ -275,6 +297,5 @@ def with_defaults(table: Mapping[str, Maker], component: Component) -> Component
 
 def options_of(maker: Maker) -> dict[str, Argument]:
     """Return the arguments of a maker that are the user's to choose."""
-    calls = [maker.on, maker.make] if isinstance(maker, Passing) else [maker]
-    arguments = [item for call in calls for item in arguments_of(call).items()]
+    arguments = [item for call in _calls(maker) for item in arguments_of(call).items()]
     return {name: argument for name, argument in arguments if name not in GIVEN}

@@ -1,8 +1,7 @@
-"""What one experiment is made of, as data: from presets, YAML files and `--key=value`, and back to YAML."""
+"""The settings of an experiment from presets, YAML files and `--key=value`, and back to YAML."""
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -11,105 +10,16 @@ import draccus
 from draccus.utils import DecodingError, ParsingError
 
 from kairostep.bounded_files import Unreadable, parse_yaml, read_yaml
-from kairostep.timesteps.arguments import below_one, choice, count, nonnegative, positive
-
-
-@dataclass(frozen=True)
-class Component:
-    """A named part and its options: in YAML a name alone, or a mapping with `name` and the options beside it."""
-
-    name: str
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-def setting(default: Any, text: str) -> Any:
-    """Return a dataclass field with a default and the line that `kairostep train --help` shows for it."""
-    if isinstance(default, Component):
-        return field(default_factory=lambda: default, metadata={"help": text})
-    return field(default=default, metadata={"help": text})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """One experiment, every choice in it a `--key=value`."""
-
-    data: Component = setting(Component("digits"), "data set; its options as --data.option=value")
-    autoencoder: str | None = setting(None, "folder of a diffusers AutoencoderKL or VQModel: train on its latents")
-    cache: str = setting("~/.cache/kairostep", "where latents are kept")
-    network: Component = setting(Component("unet"), "backbone; its options as --network.option=value")
-    process: Component = setting(Component("linear"), "noising process or schedule")
-    prediction: str | None = setting(None, "epsilon, x0, v, velocity or edm; by default what the process is used with")
-    weighting: Component = setting(Component("constant"), "factor on the loss: what is optimised")
-    sampler: Component = setting(Component("root_loss"), "timestep sampler: where compute goes")
-    pairs: bool = setting(False, "at low noise, train pairs of neighbours in t on one image and opposite noise")
-    stable_target: int = setting(0, "targets averaged over so many random images, by how likely they are; 0: off")
-
-    steps: int = setting(10_000, "optimizer steps")
-    batch_size: int = setting(128, "images per optimizer step, over all processes and accumulated batches")
-    accumulate: int = setting(1, "batches whose gradients are summed in one optimizer step")
-    optimizer: str = setting("adam", "adam or adamw")
-    learning_rate: float = setting(2e-4, "of the optimizer, after warm-up")
-    schedule: str = setting("constant", "constant or cosine (down to 0), after warm-up")
-    warmup_steps: int = setting(0, "steps in which the learning rate rises linearly to its value")
-    betas: tuple[float, float] = setting((0.9, 0.999), "of the optimizer")
-    weight_decay: float = setting(0.0, "of the optimizer")
-    max_grad_norm: float | None = setting(1.0, "gradients are clipped to this norm; null: not clipped")
-    ema_decay: float = setting(0.9999, "of the averaged weights, at most (1 + n) / (10 + n) after n steps")
-    label_dropout: float | None = setting(None, "train with classes, this share of labels hidden; null: no classes")
-
-    precision: str = setting("fp32", "fp32, bf16 or fp16")
-    speed: str = setting("auto", "plain, graph (replay CUDA graphs), compile (the network first), auto: what pays")
-    deterministic: bool = setting(False, "same bits on every GPU run, slower; a CPU always gives them")
-    workers: int = setting(4, "processes that read data sets too large for memory")
-
-    output: str | None = setting(None, "run directory; by default runs/ and the preset with what was changed")
-    seed: int = setting(0, "a step is a function of seed, process and step number")
-    resume: bool = setting(True, "go on from the last checkpoint in the run directory")
-    log_every: int = setting(100, "steps between lines in metrics.jsonl")
-    density_every: int = setting(1000, "steps between records of the sampler's density")
-    evaluate_every: int = setting(1000, "steps between held-out losses")
-    held_out_images: int = setting(1024, "images of the held-out loss, 0: none")
-    sample_every: int = setting(5000, "steps between grids of generated images, 0: at the end only")
-    sample_steps: int = setting(50, "network evaluations per generated image in a grid")
-    checkpoint_every: int = setting(1000, "steps between checkpoints")
-    keep_checkpoints: int = setting(2, "last checkpoints that are kept, besides the best")
-    trackers: tuple[str, ...] = setting((), "also log to tensorboard, wandb, ...: any tracker of accelerate")
-
-    def __post_init__(self) -> None:
-        """Check what can be checked without building anything."""
-        for name in ("steps", "batch_size", "accumulate", "log_every", "density_every", "evaluate_every"):
-            count(name, getattr(self, name))
-        for name in ("checkpoint_every", "keep_checkpoints", "sample_steps"):
-            count(name, getattr(self, name))
-        for name in ("warmup_steps", "workers", "seed", "held_out_images", "sample_every", "stable_target"):
-            count(name, getattr(self, name), at_least=0)
-        if self.seed >= 2**63:
-            raise ValueError(f"seed must be below 2**63, got {self.seed}: pass for instance --seed=0")
-        positive("learning_rate", self.learning_rate)
-        nonnegative("weight_decay", self.weight_decay)
-        for beta in self.betas:
-            below_one("betas", beta)
-        if self.max_grad_norm is not None:
-            positive("max_grad_norm", self.max_grad_norm)
-        below_one("ema_decay", self.ema_decay)
-        if self.label_dropout is not None:
-            below_one("label_dropout", self.label_dropout)
-        choice("speed", self.speed, ("auto", "plain", "graph", "compile"))
-        choice("optimizer", self.optimizer, ("adam", "adamw"))
-        choice("schedule", self.schedule, ("constant", "cosine"))
-        choice("precision", self.precision, ("fp32", "bf16", "fp16"))
-        if self.batch_size % self.accumulate:
-            raise ValueError(
-                f"batch_size must be a multiple of accumulate, got {self.batch_size} and {self.accumulate}: "
-                f"pass for instance --batch_size={self.accumulate * max(1, self.batch_size // self.accumulate)}"
-            )
-
+from kairostep.experiments.settings import Component as Component
+from kairostep.experiments.settings import Config as Config
+from kairostep.names import unknown as unknown
 
 COMPONENTS = tuple(f.name for f in fields(Config) if f.type is Component)
 NAMES = tuple(f.name for f in fields(Config))
 LATER = {"steps", "output", "resume", "workers", "cache", "trackers", "keep_checkpoints", "checkpoint_every"}
 LATER |= {"log_every", "density_every", "evaluate_every", "held_out_images", "sample_every", "sample_steps"}
 # `LATER` are the settings that a resumed run may change: they leave no mark on the weights
+UNSET = "not set"
 DESCRIPTIONS: Mapping[Any, str] = {
     Component: "a name, or a mapping with a name and options",
     int: "a whole number",
@@ -234,16 +144,31 @@ def load(path: Path, *, pipes: bool = False) -> Config:
         raise ValueError(f"{error} (in {path})") from error
 
 
-def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
-    """Return the message for a name that is not among the valid ones: the nearest one, or all."""
-    valid = list(valid)
-    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else "valid are"
-    return f"unknown {kind} {name}: {hint}" + ("" if near else f" {', '.join(valid)}")
-
-
 def differences(old: Config, new: Config) -> list[str]:
-    """Return a line `key: old -> new` for each setting that decides the weights and differs."""
+    """Return a line `key: old -> new` for each setting or option of a part that decides the weights and differs."""
     before, after = to_dict(old), to_dict(new)
     free = LATER - {"steps"} if new.schedule == "cosine" else LATER  # a cosine is stretched over all steps
-    return [f"{key}: {before[key]} -> {after[key]}" for key in NAMES if key not in free and before[key] != after[key]]
+    changes: list[str] = []
+    for key in NAMES:
+        one, other = before[key], after[key]
+        if key in free or one == other:
+            continue
+        if key in COMPONENTS and one["name"] == other["name"]:
+            options = [(f"{key}.{name}", one.get(name, UNSET), other.get(name, UNSET)) for name in {**one, **other}]
+            changes += [f"{name}: {shown(x)} -> {shown(y)}" for name, x, y in options if not _same(x, y)]
+        else:
+            one, other = (part["name"] if key in COMPONENTS else part for part in (one, other))
+            changes.append(f"{key}: {shown(one)} -> {shown(other)}")
+    return changes
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values mean the same: earlier versions stored the list 1,2,2 as it was written."""
+    written = next((value for value in (one, other) if isinstance(value, str)), "")
+    listed = next((value for value in (one, other) if isinstance(value, list)), None)
+    return bool(one == other or (listed is not None and parse_yaml(f"[{written}]") == listed))
+
+
+def shown(value: Any) -> str:
+    """Return a value as it is written on the command line."""
+    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)

@@ -25,10 +25,11 @@ from kairostep.experiments.components import (
     options_of,
     with_defaults,
 )
-from kairostep.experiments.config import Config
+from kairostep.experiments.settings import AUTO, Component, Config
 from kairostep.timesteps import TimestepSampler
 
 TRAINING_COPIES = 5  # of the weights where they are trained: they, their average, gradients and Adam's two moments
+LABEL_DROPOUT = 0.1  # of classes that were found, not asked for: the usual share for guidance
 NUM_REFERENCE = 8192  # images that a stable target draws from, kept on the device
 
 
@@ -65,12 +66,13 @@ class Experiment:
 
 def build(config: Config, device: torch.device) -> Experiment:
     """Return the experiment that the config describes; weights depend on its seed. `device` encodes latents."""
-    for kind, table in TABLES.items():
-        checked_options(kind, table, getattr(config, kind))  # a wrong name is told before data is read
-    config, objective = make_objective(fill_defaults(config))
+    config, objective = make_objective(resolve(config))  # a wrong name is told before data is read
     process = objective.process
     check(config, process, device)
     dataset, held_out = load_data(config, device)
+    if config.label_dropout == AUTO:
+        usable = config.data.name == "images" and dataset.num_classes and not config.stable_target
+        config = replace(config, label_dropout=LABEL_DROPOUT if usable else None)
     if config.stable_target:
         objective.target = StableTarget(read_reference(config, dataset).to(device), config.stable_target)
     copies = TRAINING_COPIES if device.type == "cpu" else 1
@@ -94,9 +96,20 @@ def build(config: Config, device: torch.device) -> Experiment:
 
 
 def fill_defaults(config: Config) -> Config:
-    """Return the config with the options that its parts leave out, as they are today."""
+    """Return the config with the options that its parts leave out, as they are today; unknown names stay."""
     known = {kind: getattr(config, kind) for kind, table in TABLES.items() if getattr(config, kind).name in table}
     parts: dict[str, Any] = {kind: with_defaults(TABLES[kind], component) for kind, component in known.items()}
+    return replace(config, **parts)
+
+
+def resolve(config: Config) -> Config:
+    """Return the config with every option of its parts, as the type it has; ValueError for a name that is unknown."""
+    parts: dict[str, Any] = {}
+    for kind, table in TABLES.items():
+        given: Component = getattr(config, kind)
+        checked = checked_options(kind, table, given)
+        lists = {name: list(value) for name, value in checked.items() if isinstance(value, tuple)}  # also from `1,2,2`
+        parts[kind] = with_defaults(table, Component(given.name, {**given.options, **lists}))
     return replace(config, **parts)
 
 
@@ -112,7 +125,7 @@ def check(config: Config, process: Process, device: torch.device) -> None:
     """Raise ValueError for what would fail in training, or after it."""
     if config.precision == "fp16" and device.type == "cpu":
         raise ValueError("precision fp16 needs a GPU, got a CPU: pass --precision=fp32, or bf16")
-    if config.stable_target and config.label_dropout is not None:
+    if config.stable_target and config.label_dropout not in (None, AUTO):
         raise ValueError(
             "stable_target averages over images of all classes, so that the model must have none, "
             f"got label_dropout {config.label_dropout}: pass --stable_target=0, or --label_dropout=null"
@@ -166,7 +179,7 @@ def load_data(config: Config, device: torch.device) -> tuple[Dataset, Dataset | 
         held_out = _load_split(config, "test", device) if config.held_out_images else None
     except NothingHeldOut:
         held_out = None
-    if config.label_dropout is not None and not train.num_classes:
+    if config.label_dropout not in (None, AUTO) and not train.num_classes:
         raise ValueError(
             f"label_dropout must be null for data without classes, got {config.label_dropout}: "
             "pass --label_dropout=null, or a folder with one subfolder per class"

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kairostep.experiments.config import Component, Config, unknown
+from kairostep.experiments.settings import AUTO, Component, Config
+from kairostep.names import unknown
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ IMAGES = Config(
     learning_rate=1e-4,
     warmup_steps=500,
     ema_decay=0.9995,
+    label_dropout=AUTO,
 )
 
 # Kim et al., Table 8, in the latents of LDM's VQ-f4 autoencoder. The schedule that LDM calls linear is linear in the

@@ -13,7 +13,6 @@ from typing import Any, Self
 import torch
 from accelerate import PartialState
 from torch import Tensor
-from tqdm import tqdm
 
 from kairostep.experiments.trained import Trained
 from kairostep.generation.generate import generate
@@ -22,6 +21,7 @@ from kairostep.generation.image_files import FORMATS, ImageFiles
 from kairostep.generation.noise import NoiseOfImages, noise_of_images
 from kairostep.generation.record import check_record, write_record
 from kairostep.generation.solvers import network_evaluations, steps_of
+from kairostep.progress_meter import ProgressMeter
 from kairostep.stopping import repeats, stopping_signals
 from kairostep.timesteps.arguments import choice, count, nonnegative
 
@@ -106,10 +106,12 @@ def generate_images(
     folder: Path,
     state: PartialState,
     lock: Callable[[Path], AbstractContextManager[Any]] = nullcontext,  # on the folder, while images are written
+    before: Callable[[int], None] = lambda num_missing: None,  # is told how many will be made
 ) -> int:
     """Make the images that are missing in a folder and return how many; all processes call it."""
     record = describe(trained, request)
-    check_record(folder, record)
+    there = check_record(folder, record)
+    record["num_complete"] = there.get("num" if there.get("complete") else "num_complete", 0)
     state.wait_for_everyone()  # all have checked what is there before it is written anew
     files = FORMATS[request.format](folder, request.num)
     if state.is_main_process:
@@ -117,12 +119,13 @@ def generate_images(
     state.wait_for_everyone()
     num_missing = request.num - num_there(request, folder)
     state.wait_for_everyone()  # all have counted before there are more
+    before(num_missing)
     with lock(folder) if state.is_main_process else nullcontext():
         make_missing(trained, request, files, state, request.num - num_missing)
         state.wait_for_everyone()
         if state.is_main_process:
             files.finish(record["classes"])
-            write_record(folder, {**record, "complete": True})
+            write_record(folder, {**record, "num_complete": request.num, "complete": True})
     state.wait_for_everyone()
     return num_missing
 
@@ -134,9 +137,11 @@ def num_there(request: Request, folder: Path) -> int:
 
 def make_missing(trained: Trained, request: Request, files: ImageFiles, state: PartialState, num_done: int) -> None:
     """Make this process's share of the images that are missing."""
-    bar = tqdm(total=request.num, initial=num_done, unit="image", disable=None if state.is_main_process else True)
+    meter = ProgressMeter(request.num, "making", unit="image", done=num_done, shown=state.is_main_process)
+    steps = steps_of(trained.process, request.solver, request.steps)
+    share = state.num_processes / network_evaluations(request.solver, steps, request.guidance)  # of an image, per row
     rows = files.missing(state.process_index, state.num_processes)
-    with bar, Writer(files, bar, state.num_processes) as writer:
+    with meter, meter.watching(trained.model, lambda num: num * share), Writer(files) as writer:
         while batch := list(itertools.islice(rows, request.batch_size)):
             writer.put(make_batch(trained, request, batch, state.device))
 
@@ -183,8 +188,8 @@ def make_batch(trained: Trained, request: Request, images: list[int], device: to
 class Writer:
     """Writes a batch in a thread while the next one is made; at the end of the block all is written."""
 
-    def __init__(self, files: ImageFiles, bar: "tqdm[Any]", num_processes: int) -> None:
-        self.files, self.bar, self.num_processes = files, bar, num_processes
+    def __init__(self, files: ImageFiles) -> None:
+        self.files = files
         self.thread = ThreadPoolExecutor(1)
         self.pending: Future[None] | None = None
 
@@ -210,7 +215,6 @@ class Writer:
                 "choose another --checkpoint, less --guidance, or --precision fp32"
             )
         self.files.write(batch.images, batch.pixels.contiguous().numpy())
-        self.bar.update(min(len(batch.images) * self.num_processes, self.bar.total - self.bar.n))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

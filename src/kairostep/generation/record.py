@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 NAME = "generation.json"
-FREE = {"run", "num", "complete"}  # may differ between a generation and one that goes on with it; num may grow
+FREE = {"run", "num", "num_complete", "complete"}  # may differ where one generation goes on with another
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
@@ -26,11 +26,11 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     return record
 
 
-def check_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Raise ValueError, naming what differs, if other images than these are in the folder."""
+def check_record(folder: Path, record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the record of what is in the folder; ValueError, naming what differs, for other images than these."""
     there = read_record(folder)
     if there is None:
-        return
+        return {}
     keys = [key for key in record if key not in FREE and there.get(key) != record[key]]
     finished_npz = there.get("complete") and record["format"] == "npz"
     if record["num"] < there["num"] or (record["num"] > there["num"] and finished_npz):
@@ -41,6 +41,7 @@ def check_record(folder: Path, record: Mapping[str, Any]) -> None:
             f"the images in {folder} were generated otherwise ({changes}): "
             "pass the same settings to go on with them, or another --output"
         )
+    return there
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:

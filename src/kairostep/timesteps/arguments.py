@@ -34,25 +34,86 @@ MOST = {  # of counts that something is made of: refused before it is
     "measure_seed": 2**63 - 1,
 }
 
+EXAMPLES: dict[str, float] = {  # what an error suggests for arguments that have a usual size
+    "batch_size": 64,
+    "channels": 64,
+    "checkpoint_every": 1000,
+    "decay": 0.99,
+    "density_every": 1000,
+    "depth": 12,
+    "dropout": 0.1,
+    "ema_decay": 0.9999,
+    "end": 10_000,
+    "evaluate_every": 1000,
+    "every": 40,
+    "floor": 0.1,
+    "gamma": 5.0,
+    "guidance": 1.5,
+    "held_out": 0.02,
+    "held_out_images": 1024,
+    "hidden": 128,
+    "hidden_size": 768,
+    "history": 10,
+    "keep_checkpoints": 2,
+    "label_dropout": 0.1,
+    "learning_rate": 2e-4,
+    "log_every": 100,
+    "mlp_ratio": 4.0,
+    "num": 64,
+    "num_bins": 20,
+    "num_parts": 20,
+    "num_probes": 64,
+    "num_steps": 1000,
+    "offset": 0.008,
+    "parts": 20,
+    "patch_size": 2,
+    "queue_size": 20,
+    "range_steps": 100,
+    "ranges": 5,
+    "repeats": 32,
+    "reward_rows": 64,
+    "rows": 16,
+    "sample_steps": 50,
+    "sigma_data": 0.5,
+    "sigma_max": 80.0,
+    "sigma_min": 0.002,
+    "size": 64,
+    "steps": 1000,
+    "sweep_x0": 1,
+    "threshold": 0.1,
+    "time_scale": 1000.0,
+    "timesteps": 20,
+    "warmup": 100,
+    "warmup_steps": 100,
+    "workers": 4,
+}
+
+
+def example(name: str, otherwise: float) -> str:
+    """Return `name=value` with a value that makes sense for an argument of this name."""
+    return f"{name}={EXAMPLES.get(name.rpartition('.')[2], otherwise)}"
+
 
 def positive(name: str, value: float) -> float:
     """Return `value` if it is a finite number above 0."""
     if not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be a finite number above 0, got {value}: pass for instance {name}=1.0")
+        raise ValueError(f"{name} must be a finite number above 0, got {value}: pass for instance {example(name, 1.0)}")
     return in_float32(name, value)
 
 
 def finite(name: str, value: float) -> float:
     """Return `value` if it is a finite number."""
     if not float("-inf") < value < float("inf"):
-        raise ValueError(f"{name} must be a finite number, got {value}: pass for instance {name}=0.0")
+        raise ValueError(f"{name} must be a finite number, got {value}: pass for instance {example(name, 0.0)}")
     return in_float32(name, value)
 
 
 def nonnegative(name: str, value: float) -> float:
     """Return `value` if it is a finite number of at least 0."""
     if not 0 <= value < float("inf"):
-        raise ValueError(f"{name} must be a finite number of at least 0, got {value}: pass for instance {name}=0.01")
+        raise ValueError(
+            f"{name} must be a finite number of at least 0, got {value}: pass for instance {example(name, 0.01)}"
+        )
     return in_float32(name, value)
 
 
@@ -67,29 +128,30 @@ def in_float32(name: str, value: float) -> float:
 def share(name: str, value: float) -> float:
     """Return `value` if it is in [0, 1]."""
     if not 0 <= value <= 1:
-        raise ValueError(f"{name} must be a share in [0, 1], got {value}: pass for instance {name}=0.1")
+        raise ValueError(f"{name} must be a share in [0, 1], got {value}: pass for instance {example(name, 0.1)}")
     return value
 
 
 def positive_share(name: str, value: float) -> float:
     """Return `value` if it is in (0, 1]."""
     if not 0 < value <= 1:
-        raise ValueError(f"{name} must be a share in (0, 1], got {value}: pass for instance {name}=0.1")
+        raise ValueError(f"{name} must be a share in (0, 1], got {value}: pass for instance {example(name, 0.1)}")
     return value
 
 
 def below_one(name: str, value: float) -> float:
     """Return `value` if it is in [0, 1)."""
     if not 0 <= value < 1:
-        raise ValueError(f"{name} must be in [0, 1), got {value}: pass for instance {name}=0.9")
+        raise ValueError(f"{name} must be in [0, 1), got {value}: pass for instance {example(name, 0.9)}")
     return value
 
 
 def count(name: str, value: int, *, at_least: int = 1, at_most: int | None = None) -> int:
     """Return `value` if it is a whole number of at least `at_least`, and not beyond what anybody can mean."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < at_least:
+        usual = example(name, at_least) if EXAMPLES.get(name, at_least) >= at_least else f"{name}={at_least}"
         raise ValueError(
-            f"{name} must be a whole number of at least {at_least}, got {value!r}: pass for instance {name}={at_least}"
+            f"{name} must be a whole number of at least {at_least}, got {value!r}: pass for instance {usual}"
         )
     most = MOST.get(name.rpartition(".")[2], LARGEST) if at_most is None else at_most
     if value > most:

@@ -11,6 +11,7 @@ from kairostep.data import Dataset
 from kairostep.evaluation import held_out_loss
 from kairostep.experiments import Experiment
 from kairostep.generation import generate, save_grid
+from kairostep.progress_meter import ProgressMeter
 
 NUM_GRID_IMAGES = 64
 SAMPLE_SEED = 1  # of the noise of grids and of the held-out loss, the same in all runs so that they pair
@@ -35,7 +36,8 @@ class Examiner:
         """Return the held-out losses."""
         assert self.held_out is not None
         x0, labels = self.held_out
-        with self.accelerator.autocast():
+        meter = ProgressMeter(len(x0), "held-out loss", unit="image")
+        with meter, meter.watching(self.model), self.accelerator.autocast():
             result = held_out_loss(
                 self.model, self.experiment.objective, x0, labels=labels, seed=SAMPLE_SEED, batch_size=self.batch_size
             )
@@ -47,17 +49,19 @@ class Examiner:
         generator = torch.Generator().manual_seed(SAMPLE_SEED)
         noise = torch.randn(NUM_GRID_IMAGES, *experiment.dataset.shape, generator=generator).to(device)
         classes = torch.arange(NUM_GRID_IMAGES, device=device) % max(1, experiment.num_classes)
-        images = []
+        images, steps = [], experiment.config.sample_steps
+        meter = ProgressMeter(NUM_GRID_IMAGES, "samples", unit="image")
         for rows in torch.split(torch.arange(NUM_GRID_IMAGES, device=device), self.batch_size):
-            with self.accelerator.autocast():
+            with meter.watching(self.model, lambda num: num / steps), self.accelerator.autocast():
                 samples = generate(
                     self.model,
                     experiment.process,
                     experiment.prediction,
                     noise[rows],
-                    steps=experiment.config.sample_steps,
+                    steps=steps,
                     clip=experiment.config.autoencoder is None,
                     labels=classes[rows] if experiment.num_classes else None,
                 )
             images.append(experiment.to_pixels(samples.float()).cpu())
+        meter.close()
         save_grid(torch.cat(images), path)

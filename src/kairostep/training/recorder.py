@@ -38,6 +38,11 @@ class Recorder:
         """Remember the losses of a step, without asking the device for them."""
         self.pending.append(torch.stack([step.drawn.t, step.losses, step.drawn.weight]))
 
+    def latest_loss(self) -> float:
+        """Return the mean loss of the latest step on this rank, which waits for the device."""
+        _, losses, weight = self.pending[-1]
+        return float((losses * weight).mean())
+
     def summary(self) -> dict[str, Any]:
         """Return the means of the losses since the last summary, over all ranks, and forget them.
 

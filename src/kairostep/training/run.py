@@ -4,22 +4,24 @@ import itertools
 import logging
 import math
 import shlex
-import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from tqdm import tqdm
 
 from kairostep.experiments import Config, build
+from kairostep.progress_meter import duration
 from kairostep.training.checkpoint import CheckpointError, Checkpoints, read
 from kairostep.training.directory import DirectoryLock, check, write_config
 from kairostep.training.examiner import Examiner
 from kairostep.training.export import export
 from kairostep.training.interruption import Interruption
+from kairostep.training.progress_lines import TrainingProgress, notes_on
 from kairostep.training.recorder import Recorder
 from kairostep.training.setup import make_accelerator, make_batches, make_trainer
 from kairostep.training.speed import choose_speed
@@ -41,11 +43,11 @@ class Run:
     def __init__(self, config: Config) -> None:
         if config.output is None:
             raise ValueError("output must name the run directory, got none: pass --output=runs/NAME")
-        self.directory = Path(config.output)
+        self.began, self.directory = time.monotonic(), Path(config.output)
         self.accelerator = make_accelerator(config)
         with self.accelerator.main_process_first():  # the first encodes latents, the others find them in the cache
             self.experiment = build(config, self.accelerator.device)
-        self.config = self.experiment.config
+        self.asked, self.config = config, self.experiment.config  # as it was given, and with every default filled in
         self.data = self.experiment.dataset.fingerprint()
         check(self.directory, self.config)
         self.trainer = make_trainer(self.experiment, self.accelerator)
@@ -73,7 +75,10 @@ class Run:
         speed = choose_speed(config.speed, config.steps * config.batch_size, self.accelerator)
         num_parameters = sum(p.numel() for p in self.trainer.network.parameters()) / 1e6
         parts = (config.process.name, config.prediction, config.weighting.name, config.sampler.name)
-        start = f"going on from step {step} to {config.steps}" if step else f"{config.steps} steps"
+        going_on = (
+            f"going on from step {step} to {config.steps}" if step < config.steps else f"{step} steps taken before"
+        )
+        start = going_on if step else f"{config.steps} steps"
         held_out = f", {len(self.examiner.held_out[0])} held out" if self.examiner.held_out else ", none held out"
         classes = f", {self.experiment.num_classes} classes" if self.experiment.num_classes else ""
         return (
@@ -83,6 +88,11 @@ class Run:
             f"{self.accelerator.device.type}, {config.precision}; run directory {self.directory}\n"
             f"speed {speed.mode}: {speed.why}"
         )
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know before this run goes on, each with the setting that changes it."""
+        return [] if self.finished else notes_on(self.asked, self.experiment)
 
     def train(self) -> None:
         """Train to the last step; SIGINT, SIGTERM and SIGHUP save a checkpoint first and end in `SystemExit`."""
@@ -100,25 +110,26 @@ class Run:
 
     def _take_steps(self, start: int) -> None:
         config, on_main = self.config, self.accelerator.is_main_process
-        bar = tqdm(total=config.steps, initial=start, unit="step", disable=None if on_main else True, leave=False)
         with (
             Interruption(self.accelerator.device) as interruption,
             closing(self.batches.from_step(start * config.accumulate)) as batches,
-            bar,
+            TrainingProgress(config, self.clock, start, shown=on_main) as progress,
         ):
             self.clock.start()
             while not self.finished:
                 # One step, exactly as a hand-written loop would take it
                 self.recorder.add(self.trainer.step(list(itertools.islice(batches, config.accumulate))))
-                bar.update()
+                progress.advance(self.recorder.latest_loss)
                 # What is due: a line of metrics, samples, a checkpoint
-                line = self._measure(bar)
+                line = self._measure(progress)
                 if line:
                     with self._writing():
                         self.recorder.write({"step": self.trainer.step_number, **line})
                 if self._due(config.sample_every) and not self.finished:
                     self._save_samples()
                 stop = interruption.agreed(self.trainer.step_number)
+                if self.finished:
+                    progress.finishing(f"a checkpoint, the model and samples to {self.directory}")
                 if self._due(config.checkpoint_every) or stop:
                     self._save(line.get("held_out"))
                 # A signal: leave
@@ -142,20 +153,20 @@ class Run:
     def _due(self, every: int) -> bool:
         return self.finished or (every > 0 and self.trainer.step_number % every == 0)
 
-    def _measure(self, bar: "tqdm[Any]") -> dict[str, Any]:
+    def _measure(self, progress: TrainingProgress) -> dict[str, Any]:
         """Return what is due at this step: losses and the sampler's state, its density, the held-out loss."""
         line: dict[str, Any] = {}
         config, on_main = self.config, self.accelerator.is_main_process
         if self._due(config.log_every):
             line |= self._progress()
-            bar.set_postfix_str(f"loss {line['loss']:.4f}, {line['images'] / line['seconds']:.0f} images/s")
         if self._due(config.density_every):
             line |= self._distribution()
-        if on_main and (self._due(config.evaluate_every) or self._due(config.checkpoint_every)):
-            if self.examiner.held_out is not None:
-                with self.clock.paused():
-                    line["held_out"] = self.examiner.evaluate()
-            bar.write(self._told(line), file=sys.stdout)
+        examined = on_main and (self._due(config.evaluate_every) or self._due(config.checkpoint_every))
+        if examined and self.examiner.held_out is not None:
+            with self.clock.paused():
+                line["held_out"] = self.examiner.evaluate()
+        if on_main:
+            progress.measured(line, always=examined)
         return line
 
     def _distribution(self) -> dict[str, list[float]]:
@@ -166,13 +177,6 @@ class Run:
             "density": density.tolist(),
             "weights": (self.recorder.weights * self.experiment.objective.weight(middle)).tolist(),
         }
-
-    def _told(self, line: dict[str, Any]) -> str:
-        """Return a line for people."""
-        told = f"step {self.trainer.step_number}/{self.config.steps}"
-        if "loss" in line:
-            told += f": loss {line['loss']:.5f}"
-        return told + (f", held-out loss {line['held_out']['loss']:.5f}" if "held_out" in line else "")
 
     def _progress(self) -> dict[str, Any]:
         summary = self.recorder.summary()
@@ -244,7 +248,8 @@ class Run:
         self.accelerator.wait_for_everyone()  # all have checked what is there before it is written anew
         if self.accelerator.is_main_process:
             self.recorder.resume(self.trainer.step_number)
-            write_config(self.directory, self.config, self.accelerator.device, self.accelerator.num_processes)
+            config = replace(self.config, steps=max(self.config.steps, self.trainer.step_number))  # those it has taken
+            write_config(self.directory, config, self.accelerator.device, self.accelerator.num_processes)
 
     def _last_state(self) -> dict[str, Any] | None:
         """Return the newest state that can be read; damaged ones are named and passed over."""
@@ -283,6 +288,8 @@ class Run:
         with self._writing():
             code = export(self.experiment, self.trainer.ema.model, self.directory / "model")
         self._save_samples()
-        print(f"trained {self.trainer.step_number} steps in {self.clock.seconds():.0f} s: {self.directory}", flush=True)
-        print(f"make images with: kairostep generate {shlex.quote(str(self.directory))}", flush=True)
+        training, total = duration(self.clock.seconds()), duration(time.monotonic() - self.began)
+        print(f"trained {self.trainer.step_number} steps in {training} of training: {self.directory}", flush=True)
+        print(f"this command took {total}, with start, held-out losses, samples and files", flush=True)
+        print(f"make images with: kairostep generate {shlex.quote(str(self.directory))} --num 64", flush=True)
         print(f"or load the model: {code}", flush=True)

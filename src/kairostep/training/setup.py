@@ -103,6 +103,6 @@ def make_batches(experiment: Experiment, accelerator: Accelerator) -> Batches:
         device=accelerator.device,
         rank=accelerator.process_index,
         world_size=num_processes,
-        label_dropout=config.label_dropout,
+        label_dropout=config.label_dropout if isinstance(config.label_dropout, float) else None,
         num_workers=config.workers,
     )

@@ -25,9 +25,13 @@ class Stopwatch:
         """Return the seconds so far."""
         if self.started is None:
             return self.seconds_before
+        self.synchronize()
+        return self.seconds_before + time.perf_counter() - self.started
+
+    def synchronize(self) -> None:
+        """Wait until a GPU has done its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        return self.seconds_before + time.perf_counter() - self.started
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -37,7 +41,6 @@ class Stopwatch:
         try:
             yield
         finally:
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
+            self.synchronize()
             if was_running:
                 self.start()

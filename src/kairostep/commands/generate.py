@@ -1,0 +1,137 @@
+"""`kairostep generate`: from a run directory to a folder of images."""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    import torch
+
+    from kairostep.experiments import Trained
+    from kairostep.generation.job import Request
+
+TEXT = """\
+Makes images with the model of a run, as in
+
+  kairostep generate runs/digits --num 1000 --solver heun
+  kairostep generate runs/digits --solver ddpm --steps 250 --format npz --output digits-npz
+
+Image i depends on the seed and on i, not on the batch size or the number of processes. The same command goes on where
+it was stopped. Several GPUs: accelerate launch --multi_gpu -m kairostep generate ...
+"""
+DEFAULT_NUM = 64
+TIMED_ROWS = 8  # of one evaluation on a CPU, where time grows with the rows
+
+
+class Renamed(argparse.Action):
+    """Refuses the earlier name of an option with the present one."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None
+    ) -> NoReturn:
+        """Refuse."""
+        parser.error(f"the solver is named by --solver, a sampler draws t in training: write --solver {values}")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments; their defaults are those of `Request` and `load_trained`, but for --num."""
+    add = parser.add_argument
+    add("directory", type=Path, metavar="RUN", help="a run directory")
+    add("--num", type=int, help=f"number of images ({DEFAULT_NUM}, or as many as were begun); FID is usually of 50000")
+    add("--solver", choices=["ddpm", "ddim", "heun"], default="ddim", help="(ddim); flows and EDM have no ddpm")
+    add("--sampler", action=Renamed, help=argparse.SUPPRESS)
+    add("--steps", type=int, help="of the solver (ddpm 1000, ddim 200, heun 50)")
+    add("--batch_size", type=int, default=256, help="images made at once by each process (256)")
+    add("--seed", type=int, default=0, help="of all noise (0)")
+    add("--checkpoint", default="last", help="last, best or a step (last)")
+    add("--weights", choices=["ema", "model"], default="ema", help="averaged weights or the latest (ema)")
+    add("--guidance", type=float, default=1.0, help="classifier-free guidance (1: none)")
+    add("--classes", type=classes_of, default=(), metavar="0,1,2", help="made in turn (all classes)")
+    add("--precision", choices=["fp32", "bf16"], default="fp32", help="of the network (fp32)")
+    add("--format", choices=["png", "npz"], default="png", help="files 000000.png and so on, or images.npz (png)")
+    add("--output", type=Path, help="folder (RUN/generated/ and the settings)")
+    parser.set_defaults(run=run)
+
+
+def classes_of(text: str) -> tuple[int, ...]:
+    """Return the numbers of `0,1,2`."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be numbers with commas between them, got {text!r}") from None
+
+
+def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
+    """Make images, or go on with them."""
+    from dataclasses import replace
+
+    import torch
+    from accelerate import PartialState
+
+    from kairostep.generation.job import Interrupted, Request, default_folder, generate_images, interruptible, num_there
+    from kairostep.generation.record import read_record
+    from kairostep.training import load_trained
+    from kairostep.training.directory import alone_in
+
+    names = ("solver", "steps", "seed", "guidance", "classes", "precision", "format", "batch_size")
+    num = DEFAULT_NUM if known.num is None else known.num
+    request = Request(num=num, **{name: getattr(known, name) for name in names})
+    state = PartialState(cpu=not torch.accelerator.is_available())  # else it sees one process where several started
+    torch.backends.cudnn.benchmark = True
+    trained = load_trained(known.directory, known.checkpoint, known.weights, state.device)
+    folder = known.output or default_folder(trained, request)
+    begun = read_record(folder)
+    if known.num is None and begun is not None:
+        request = replace(request, num=max(request.num, begun["num"]))
+
+    def tell_cost(num_missing: int) -> None:
+        if state.is_main_process and num_missing:
+            print(cost(trained, request, num_missing, state.device, state.num_processes), flush=True)
+
+    try:
+        with interruptible():
+            made = generate_images(trained, request, folder, state, alone_in, before=tell_cost)
+    except Interrupted as stopped:
+        if state.is_main_process:
+            there = f"{num_there(request, folder)} of {request.num} images in {folder}"
+            print(f"stopped with {there}; the same command goes on", file=sys.stderr, flush=True)
+        raise SystemExit(128 + stopped.number) from None
+    if state.is_main_process:
+        print(f"{request.num} images in {folder}, {made} of them made now")
+
+
+def cost(trained: "Trained", request: "Request", num: int, device: "torch.device", num_processes: int) -> str:
+    """Return what so many images take: evaluations of the network and, from one that is timed, the time."""
+    from kairostep.generation import network_evaluations, steps_of
+    from kairostep.progress_meter import duration
+
+    steps = steps_of(trained.process, request.solver, request.steps)
+    each = network_evaluations(request.solver, steps, request.guidance)
+    seconds = seconds_of_row(trained, request, min(request.batch_size, num), device) * each * num / num_processes
+    return (
+        f"making {num} images by {request.solver} in {steps} steps: {each * num:,} evaluations of the network, "
+        f"about {duration(seconds)} on {num_processes} x {device.type}"
+    )
+
+
+def seconds_of_row(trained: "Trained", request: "Request", num: int, device: "torch.device") -> float:
+    """Return how long the network takes for each of so many images at once."""
+    from contextlib import nullcontext
+
+    import torch
+
+    rows = num if device.type == "cuda" else min(num, TIMED_ROWS)
+    x, t = torch.zeros(rows, *trained.shape, device=device), torch.zeros(rows, device=device)
+    cond = {"class_labels": torch.zeros(rows, dtype=torch.int64, device=device)} if trained.num_classes else {}
+    seconds = []
+    with torch.no_grad(), torch.autocast(device.type, torch.bfloat16) if request.precision == "bf16" else nullcontext():
+        for _ in range(2):  # the first one also loads kernels
+            start = time.perf_counter()
+            trained.model(x, t, **cond)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds.append(time.perf_counter() - start)
+    return min(seconds) / rows

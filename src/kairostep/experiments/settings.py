@@ -1,0 +1,106 @@
+"""What one experiment is made of, as data; `config` reads and writes it. Needs torch alone, as presets do."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kairostep.timesteps.arguments import below_one, choice, count, nonnegative, positive
+
+AUTO = "auto"  # of label_dropout: classes are used where a folder of images has them
+
+
+@dataclass(frozen=True)
+class Component:
+    """A named part and its options: in YAML a name alone, or a mapping with `name` and the options beside it."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def setting(default: Any, text: str) -> Any:
+    """Return a dataclass field with a default and the line that `kairostep train --help` shows for it."""
+    if isinstance(default, Component):
+        return field(default_factory=lambda: default, metadata={"help": text})
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One experiment, every choice in it a `--key=value`."""
+
+    data: Component = setting(Component("digits"), "data set; its options as --data.option=value")
+    autoencoder: str | None = setting(None, "folder of a diffusers AutoencoderKL or VQModel: train on its latents")
+    cache: str = setting("~/.cache/kairostep", "where latents are kept")
+    network: Component = setting(Component("unet"), "backbone; its options as --network.option=value")
+    process: Component = setting(Component("linear"), "noising process or schedule")
+    prediction: str | None = setting(None, "epsilon, x0, v, velocity or edm; by default what the process is used with")
+    weighting: Component = setting(Component("constant"), "factor on the loss: what is optimised")
+    sampler: Component = setting(Component("root_loss"), "timestep sampler: where compute goes")
+    pairs: bool = setting(False, "at low noise, train pairs of neighbours in t on one image and opposite noise")
+    stable_target: int = setting(0, "targets averaged over so many random images, by how likely they are; 0: off")
+
+    steps: int = setting(10_000, "optimizer steps")
+    batch_size: int = setting(128, "images per optimizer step, over all processes and accumulated batches")
+    accumulate: int = setting(1, "batches whose gradients are summed in one optimizer step")
+    optimizer: str = setting("adam", "adam or adamw")
+    learning_rate: float = setting(2e-4, "of the optimizer, after warm-up")
+    schedule: str = setting("constant", "constant or cosine (down to 0), after warm-up")
+    warmup_steps: int = setting(0, "steps in which the learning rate rises linearly to its value")
+    betas: tuple[float, float] = setting((0.9, 0.999), "of the optimizer")
+    weight_decay: float = setting(0.0, "of the optimizer")
+    max_grad_norm: float | None = setting(1.0, "gradients are clipped to this norm; null: not clipped")
+    ema_decay: float = setting(0.9999, "of the averaged weights, at most (1 + n) / (10 + n) after n steps")
+    label_dropout: float | str | None = setting(
+        None, "train with classes, this share of labels hidden; null: no classes; auto: 0.1 if a folder has classes"
+    )
+
+    precision: str = setting("fp32", "fp32, bf16 or fp16")
+    speed: str = setting("auto", "plain, graph (replay CUDA graphs), compile (the network first), auto: what pays")
+    deterministic: bool = setting(False, "same bits on every GPU run, slower; a CPU always gives them")
+    workers: int = setting(4, "processes that read data sets too large for memory")
+
+    output: str | None = setting(None, "run directory; by default runs/ and the preset with what was changed")
+    seed: int = setting(0, "a step is a function of seed, process and step number")
+    resume: bool = setting(True, "go on from the last checkpoint in the run directory")
+    log_every: int = setting(100, "steps between lines in metrics.jsonl")
+    density_every: int = setting(1000, "steps between records of the sampler's density")
+    evaluate_every: int = setting(1000, "steps between held-out losses")
+    held_out_images: int = setting(1024, "images of the held-out loss, 0: none")
+    sample_every: int = setting(5000, "steps between grids of generated images, 0: at the end only")
+    sample_steps: int = setting(50, "network evaluations per generated image in a grid")
+    checkpoint_every: int = setting(1000, "steps between checkpoints")
+    keep_checkpoints: int = setting(2, "last checkpoints that are kept, besides the best")
+    trackers: tuple[str, ...] = setting((), "also log to tensorboard, wandb, ...: any tracker of accelerate")
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without building anything."""
+        for name in ("steps", "batch_size", "accumulate", "log_every", "density_every", "evaluate_every"):
+            count(name, getattr(self, name))
+        for name in ("checkpoint_every", "keep_checkpoints", "sample_steps"):
+            count(name, getattr(self, name))
+        for name in ("warmup_steps", "workers", "seed", "held_out_images", "sample_every", "stable_target"):
+            count(name, getattr(self, name), at_least=0)
+        if self.seed >= 2**63:
+            raise ValueError(f"seed must be below 2**63, got {self.seed}: pass for instance --seed=0")
+        positive("learning_rate", self.learning_rate)
+        nonnegative("weight_decay", self.weight_decay)
+        for beta in self.betas:
+            below_one("betas", beta)
+        if self.max_grad_norm is not None:
+            positive("max_grad_norm", self.max_grad_norm)
+        below_one("ema_decay", self.ema_decay)
+        if isinstance(self.label_dropout, str) and self.label_dropout != AUTO:
+            raise ValueError(
+                f"label_dropout must be a share in [0, 1), null or auto, got {self.label_dropout!r}: "
+                "pass for instance --label_dropout=0.1"
+            )
+        if isinstance(self.label_dropout, float):
+            below_one("label_dropout", self.label_dropout)
+        choice("speed", self.speed, ("auto", "plain", "graph", "compile"))
+        choice("optimizer", self.optimizer, ("adam", "adamw"))
+        choice("schedule", self.schedule, ("constant", "cosine"))
+        choice("precision", self.precision, ("fp32", "bf16", "fp16"))
+        if self.batch_size % self.accumulate:
+            raise ValueError(
+                f"batch_size must be a multiple of accumulate, got {self.batch_size} and {self.accumulate}: "
+                f"pass for instance --batch_size={self.accumulate * max(1, self.batch_size // self.accumulate)}"
+            )

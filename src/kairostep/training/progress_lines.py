@@ -1,0 +1,110 @@
+"""What a run tells people while it trains: a bar on a terminal, lines elsewhere, and how long all of it will take."""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+from kairostep.experiments import Config, Experiment
+from kairostep.experiments.settings import AUTO
+from kairostep.progress_meter import ProgressMeter, duration
+from kairostep.training.stopwatch import Stopwatch
+
+FIRST_STEPS = 2  # of a run that are slower than the others
+ESTIMATE_AFTER = 2.0  # seconds of the steps after them
+LONG_ON_CPU = 1800.0  # seconds
+
+
+class TrainingProgress:
+    """Without a terminal there is a line at every log step, and one at least every minute."""
+
+    def __init__(self, config: Config, clock: Stopwatch, start: int, *, shown: bool) -> None:
+        self.config, self.clock, self.start, self.step = config, clock, start, start
+        self.meter = ProgressMeter(config.steps, "", unit="step", done=start, shown=shown, file=sys.stdout)
+        self.shown, self.estimated = shown, False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.meter.close()
+
+    def advance(self, loss: Callable[[], float]) -> None:
+        """Count a step; `loss` is asked for that of the latest one if a line is due."""
+        self.step += 1
+        self.meter.advance()
+        if self.step - self.start == FIRST_STEPS:
+            self.clock.synchronize()
+            self.meter.restart()
+        elif self.step - self.start > FIRST_STEPS and not self.estimated and self.shown:
+            self._estimate()
+        if self.meter.due and not self._last and self.step % self.config.log_every:
+            self.meter.tell(f"{self._place}: loss {loss():.5f}{self._pace}")
+
+    def measured(self, line: Mapping[str, Any], *, always: bool) -> None:
+        """Tell what was measured at a step: on the bar, or in a line where there is none and if it is `always` told."""
+        if always or (self.meter.plain and "loss" in line):
+            held_out = f"held-out loss {line['held_out']['loss']:.5f}" if "held_out" in line else ""
+            loss = f"loss {line['loss']:.5f}{self._pace}" if "loss" in line else ""
+            told = ", ".join(filter(None, (loss, held_out)))
+            self.meter.tell(f"{self._place}: {told}" if told else self._place)
+        if self.meter.bar is not None and "loss" in line:
+            self.meter.bar.set_postfix_str(f"loss {line['loss']:.4f}, {self._images_per_second:.3g} images/s")
+
+    def finishing(self, places: str) -> None:
+        """Say what is written once all steps are taken."""
+        self.meter.tell(f"all {self.config.steps} steps taken: writing {places}")
+
+    def _estimate(self) -> None:
+        if self.meter.seconds_left is None or self.meter.seconds_each is None:
+            return
+        if self.meter.seconds_each * (self.step - self.start - FIRST_STEPS) < ESTIMATE_AFTER:
+            return
+        self.clock.synchronize()  # what was measured so far may still be under way
+        self.estimated = True
+        left, device = self.meter.seconds_left, self.clock.device.type
+        told = f"about {duration(left)} for the {self.config.steps - self.step} steps to come, on this {device}"
+        if device == "cpu" and left > LONG_ON_CPU:
+            told += "; a GPU is many times faster, or pass fewer --steps, a smaller --batch_size or a smaller --network"
+        self.meter.tell(told)
+
+    @property
+    def _last(self) -> bool:
+        return self.step >= self.config.steps
+
+    @property
+    def _place(self) -> str:
+        return f"step {self.step}/{self.config.steps}"
+
+    @property
+    def _images_per_second(self) -> float:
+        return self.step * self.config.batch_size / max(self.clock.seconds(), 1e-9)
+
+    @property
+    def _pace(self) -> str:
+        return f", {self._images_per_second:.3g} images/s" + ("" if self._last else self.meter.left)
+
+
+def notes_on(asked: Config, experiment: Experiment) -> list[str]:
+    """Return what a person should know before a run, each with the setting that changes it.
+
+    Args:
+        asked: The config as it was given, before defaults were filled in.
+        experiment: What was built of it.
+    """
+    config, notes = experiment.config, list[str]()
+    if asked.label_dropout == AUTO and experiment.num_classes:
+        notes.append(
+            f"{experiment.num_classes} subfolders are used as classes, {config.label_dropout:.0%} of the labels hidden "
+            "for guidance: pass --data.classes=none to train without them"
+        )
+    if config.held_out_images and experiment.held_out is None:
+        notes.append(
+            "no images are held out: there will be no held-out loss, no best checkpoint and no bound in `kairostep "
+            "evaluate`; with 50 images or more --data.held_out=0.1 holds out a tenth"
+        )
+    if config.warmup_steps >= config.steps:
+        notes.append(
+            f"warm-up is as long as the run or longer, {config.warmup_steps} of {config.steps} steps, and the learning "
+            f"rate hardly reaches {config.learning_rate:g}: pass --warmup_steps={config.steps // 10}"
+        )
+    return notes

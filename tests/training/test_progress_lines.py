@@ -1,0 +1,103 @@
+"""What a run tells without a terminal: how long it will take, where it is every minute, what to know before it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import SMALL, configure
+
+from kairostep import progress_meter
+from kairostep.experiments import Config
+from kairostep.training.progress_lines import TrainingProgress
+from kairostep.training.stopwatch import Stopwatch
+
+
+class Clock:
+    """Stands in for `time`; moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+class Watch(Stopwatch):
+    """A stopwatch of training that follows such a clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(torch.device("cpu"))
+        self.clock = clock
+
+    def seconds(self) -> float:
+        """Return the seconds so far."""
+        return self.clock.now - 100.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress_meter, "time", clock)
+    return clock
+
+
+def config(**changes: int) -> Config:
+    plain: Config = configure(Path("unused"), SMALL)
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_slow_run_says_after_its_first_steps_how_long_it_will_take(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with TrainingProgress(config(steps=1000, log_every=500), Watch(clock), 0, shown=True) as progress:
+        for seconds in (300.0, 8.0):  # the first one also reads the data
+            clock.now += seconds
+            progress.advance(lambda: 0.5)
+        first = told(capsys)
+        clock.now += 9.0
+        progress.advance(lambda: 0.25)
+    assert first[0] == "step 1/1000: loss 0.50000, 0.0533 images/s, 3 d 11 h left"
+    assert told(capsys) == [
+        "about 2 h 29 min for the 997 steps to come, on this cpu; a GPU is many times faster, or pass fewer --steps, "
+        "a smaller --batch_size or a smaller --network"
+    ]
+
+
+def test_there_is_a_line_at_least_every_minute_with_the_latest_loss(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times, losses = [], iter(range(1000))
+    with TrainingProgress(config(steps=1000, log_every=1000), Watch(clock), 0, shown=True) as progress:
+        for _ in range(100):
+            clock.now += 7.0
+            progress.advance(lambda: float(next(losses)))
+            times += [clock.now] * bool(told(capsys))
+    gaps = [after - before for before, after in zip([100.0, *times], [*times, clock.now], strict=True)]
+    assert max(gaps) <= 70  # a minute and the step that was under way
+    assert next(losses) == len(times) - 1  # one line is the estimate; no other loss was waited for
+
+
+def test_log_steps_have_a_line_each(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with TrainingProgress(config(steps=4, batch_size=16), Watch(clock), 0, shown=True) as progress:
+        for step in range(1, 5):
+            clock.now += 0.5
+            progress.advance(lambda: pytest.fail("nothing is due"))
+            progress.measured({"loss": 1 / step}, always=False)
+    lines = told(capsys)
+    assert lines[0] == "step 1/4: loss 1.00000, 32 images/s, 2 s left"
+    assert lines[3] == "step 4/4: loss 0.25000, 32 images/s"
+    assert len(lines) == 4
+
+
+def test_other_processes_tell_nothing(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with TrainingProgress(config(steps=9), Watch(clock), 0, shown=False) as progress:
+        for _ in range(9):
+            clock.now += 100.0
+            progress.advance(lambda: pytest.fail("not shown"))
+    assert told(capsys) == []
