@@ -9,7 +9,10 @@ from torch.testing import assert_close
 
 import kairostep as ks
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),  # torch's, once in a process
+]
 every_sampler = pytest.mark.parametrize("name", SAMPLERS)
 
 
