@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from kairostep.installation import missing
 from kairostep.reports.figure import Curve, Figure, Heat
 
 SCRIPTS = ("plots.js", "exports.js", "page.js")
@@ -74,9 +75,7 @@ def needed(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        package = name.partition(".")[0]
-        message = f"a report needs {package}: pip install 'kairostep[report]'"
-        raise ModuleNotFoundError(message, name=package) from error
+        raise missing("a report", error, "report") from error
 
 
 def _rendered(

@@ -74,7 +74,7 @@ def _grid(path: Path, limit: int) -> Grid:
     except Exception:  # Pillow has many kinds for damaged files
         return Grid(step, "", "", f"{path.name} cannot be read: it is damaged, or still being written")
     if len(content) > limit:
-        return Grid(step, "", "", f"{path.name} is too large for this page: pip install 'kairostep[report]' shrinks it")
+        return Grid(step, "", "", f"{path.name} is too large for this page: it is shrunk once Pillow is installed")
     source = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
     return Grid(step, source, ".jpg" if kind == "jpeg" else ".png")
 
