@@ -150,7 +150,8 @@ def test_ranks_hold_the_same_state(ranks: list[dict[str, Any]]) -> None:
     assert_same_state(ranks[0]["state"], ranks[1]["state"])
     untrained = build(configure(Path("unused"), SETTINGS), torch.device("cpu"))
     before = nn.utils.parameters_to_vector(untrained.sampler.policy.parameters())
-    after = torch.cat([v.flatten() for name, v in ranks[0]["state"]["sampler"].items() if name.startswith("policy.")])
+    state = ranks[0]["state"]["sampler"]
+    after = torch.cat([state[f"policy.{name}"].flatten() for name, _ in untrained.sampler.policy.named_parameters()])
     assert before.shape == after.shape
     assert not torch.equal(before, after)
 
