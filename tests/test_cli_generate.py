@@ -162,7 +162,9 @@ def test_two_processes_make_what_one_makes(run: Path, tmp_path: Path) -> None:
     assert record_of(Path("two")) == record_of(Path("one"))
 
 
-@pytest.mark.parametrize(("number", "format"), [(signal.SIGINT, "png"), (signal.SIGTERM, "npz")])
+@pytest.mark.parametrize(
+    ("number", "format"), [(signal.SIGINT, "png"), (signal.SIGTERM, "npz"), (signal.SIGHUP, "png")]
+)
 def test_a_signal_leaves_whole_files_and_the_same_command_goes_on(
     number: signal.Signals, format: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

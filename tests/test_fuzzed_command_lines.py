@@ -96,6 +96,7 @@ class Clock:
     def stop(self) -> None:
         """All is done."""
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
     def marks(self, work: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function, which says when it begins."""
@@ -164,6 +165,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
+    monkeypatch.setattr(sys, "path", [*sys.path])  # to which `evaluate --features` adds
     monkeypatch.setattr(Run, "_take_steps", clock.marks(Run._take_steps))
     monkeypatch.setattr(Run, "_finish", clock.marks(Run._finish))
     monkeypatch.setattr(job, "make_missing", clock.marks(job.make_missing))
