@@ -2,14 +2,14 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+
+from kairostep.files import whole_file
 
 SCHEMA = 1  # of the documents; a change of meaning raises it
 
@@ -30,12 +30,8 @@ def plain(value: Any) -> Any:
 def write_result(path: Path, analysis: str, facts: Mapping[str, Any], result: Any) -> None:
     """Write what was measured and what it depends on, whole or not at all."""
     document = {"schema": SCHEMA, "analysis": analysis, **plain(facts), "result": plain(result)}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(document, allow_nan=False, indent=1) + "\n")
-        temporary.replace(path)
+        with whole_file(path, shared=True) as temporary:
+            temporary.write_text(json.dumps(document, allow_nan=False, indent=1) + "\n")
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise ValueError(f"results must go to a file that can be written, got {path}: {error.strerror}") from error

@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from kairostep.files import whole_file
+
 Bytes = NDArray[np.uint8]
 
 NPZ = "cifar10.npz"
@@ -51,11 +53,9 @@ class Cifar10:
                 )
 
     def save(self, path: Path) -> None:
-        """Write the npz under a temporary name, then rename it."""
-        partial = path.with_name(path.name + ".partial")
-        with partial.open("wb") as file:
+        """Write the npz, whole or not at all."""
+        with whole_file(path) as temporary, temporary.open("wb") as file:
             np.savez(file, **{field.name: getattr(self, field.name) for field in fields(self)})
-        partial.replace(path)
 
 
 def find(folder: Path) -> Path | None:

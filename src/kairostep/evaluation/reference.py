@@ -3,8 +3,6 @@
 import hashlib
 import json
 import logging
-import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from kairostep.data import Dataset
 from kairostep.data.streaming import stream
 from kairostep.evaluation.features import FeatureNetwork
 from kairostep.evaluation.moments import SAMPLE_SIZE, FeatureStatistics, feature_statistics
+from kairostep.files import whole_file
 from kairostep.progress_meter import ProgressMeter
 
 _FORMAT = 1  # raise it when files of an earlier version must not be read any more
@@ -78,12 +77,5 @@ def _read(path: Path, text: str) -> FeatureStatistics | None:
 
 
 def _write(path: Path, statistics: FeatureStatistics, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
+    with whole_file(path, shared=True) as temporary:
         save_file(statistics.state_dict(), temporary, metadata={"description": text})
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

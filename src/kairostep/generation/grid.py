@@ -8,6 +8,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from kairostep.files import whole_file
+
 MIN_WIDTH = 256  # small images are enlarged until a grid is about as wide
 
 
@@ -28,7 +30,5 @@ def save_grid(images: Tensor, path: Path, *, margin: int = 1) -> None:
     picture = Image.fromarray(grid.expand(-1, -1, 3).contiguous().numpy())
     factor = max(1, round(MIN_WIDTH / picture.width))
     picture = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}")
-    picture.save(temporary, format="PNG")
-    temporary.replace(path)
+    with whole_file(path) as temporary:
+        picture.save(temporary, format="PNG")

@@ -1,18 +1,19 @@
 """Images on disk, each file whole or not there: PNG files, or one npz that grows in shards."""
 
-import io
 import logging
 import os
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image
+
+from kairostep.files import whole_file
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
@@ -26,19 +27,6 @@ log = logging.getLogger("kairostep")
 
 class DamagedShard(Exception):
     """A part of an npz file that cannot be read."""
-
-
-def write_whole(path: Path, write: Callable[[Any], Any]) -> None:
-    """Write a file under a temporary name, to the disk itself, then rename it: it is whole or not there."""
-    temporary = path.with_name(f".{path.name}")
-    try:
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def is_whole_png(path: Path) -> bool:
@@ -91,7 +79,8 @@ class PngFiles:
 
     def _write_one(self, image: int, values: Pixels) -> None:
         picture = Image.fromarray(values.squeeze(-1) if values.shape[-1] == 1 else values)
-        write_whole(self.path(image), lambda file: picture.save(file, format="PNG"))
+        with whole_file(self.path(image)) as temporary:
+            picture.save(temporary, format="PNG")
 
     def finish(self, labels: Sequence[int]) -> None:
         """Do nothing: every file has its last form."""
@@ -119,7 +108,8 @@ class NpzFile:
         """Write these images, (N, H, W, C), as a shard."""
         self.shards.mkdir(exist_ok=True)
         path = self.shards / f"{images[0]:06d}.npz"
-        write_whole(path, lambda file: np.savez(file, numbers=np.array(images), images=pixels))
+        with whole_file(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, numbers=np.array(images), images=pixels)
 
     def finish(self, labels: Sequence[int]) -> None:
         """Merge the shards, one in memory at a time."""
@@ -127,15 +117,12 @@ class NpzFile:
             return
         merged = self.shards / ".images.npy"
         self._merge(merged)
-
-        def write(file: io.BufferedIOBase) -> None:
-            with zipfile.ZipFile(file, "w") as archive:  # as np.savez writes it, but without the array in memory
-                archive.write(merged, "images.npy")
-                if len(labels):
-                    with archive.open("labels.npy", "w", force_zip64=True) as member:
-                        np.lib.format.write_array(member, np.resize(np.array(labels, np.int64), self.num))
-
-        write_whole(self.path, write)
+        # As np.savez writes it, but without the array in memory
+        with whole_file(self.path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+            archive.write(merged, "images.npy")
+            if len(labels):
+                with archive.open("labels.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.resize(np.array(labels, np.int64), self.num))
         shutil.rmtree(self.shards)
 
     def _merge(self, merged: Path) -> None:

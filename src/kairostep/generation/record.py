@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kairostep.files import whole_file
+
 NAME = "generation.json"
 FREE = {"run", "num", "num_complete", "complete"}  # may differ where one generation goes on with another
 
@@ -46,7 +48,5 @@ def check_record(folder: Path, record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Write the record, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{NAME}"
-    temporary.write_text(json.dumps(dict(record), indent=2) + "\n")
-    temporary.replace(folder / NAME)
+    with whole_file(folder / NAME) as temporary:
+        temporary.write_text(json.dumps(dict(record), indent=2) + "\n")

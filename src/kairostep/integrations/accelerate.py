@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from kairostep.files import whole_file
 from kairostep.integrations.reach import checked_sampler, given_or_unneeded, load_state, name_of
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
 
@@ -80,10 +81,9 @@ class Accelerated(TimestepSampler):
 
     def _save(self, models: list[nn.Module], weights: list[dict[str, Tensor]], output_dir: str) -> None:
         path = Path(output_dir) / f"{self.name}_{self.accelerator.process_index}.pt"
-        part = path.with_suffix(".part")
         saved = {"processes": self.accelerator.num_processes, "name": name_of(self.sampler)}
-        torch.save({**saved, "sampler": self.sampler.state_dict()}, part)
-        part.replace(path)  # whole or not at all
+        with whole_file(path) as temporary:
+            torch.save({**saved, "sampler": self.sampler.state_dict()}, temporary)
 
     def _load(self, models: list[nn.Module], input_dir: str) -> None:
         own, first = (Path(input_dir) / f"{self.name}_{rank}.pt" for rank in (self.accelerator.process_index, 0))

@@ -2,14 +2,13 @@
 
 import importlib
 import json
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from kairostep.files import whole_file
 from kairostep.installation import missing
 from kairostep.reports.figure import Curve, Figure, Heat
 
@@ -41,13 +40,10 @@ def write_figures(title: str, intro: str, figures: Sequence[Figure], output: Pat
 
 def write_page(output: Path, text: str) -> Path:
     """Write a file, whole or not at all; ValueError where that cannot be."""
-    temporary = output.with_name(f".{output.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8", errors="replace")  # names of files may be no text
-        temporary.replace(output)
+        with whole_file(output, shared=True) as temporary:
+            temporary.write_text(text, encoding="utf-8", errors="replace")  # names of files may be no text
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         reason = error.strerror or error
         raise ValueError(f"the page must go to a file that can be written, got {output}: {reason}") from error
     return output

@@ -13,6 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from kairostep.files import sync_folder, whole_file
+
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be trusted, or cannot be used here."""
@@ -82,18 +84,13 @@ def write(path: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> Non
     skeleton = json.dumps(_take_tensors(state, "", tensors))
     header = {"state": skeleton, "facts": json.dumps(dict(facts))}
     header["sha256"] = digest(tensors, header)
-    temporary = path.with_name(f".{path.name}")
     try:
-        save_file(tensors, temporary, metadata=header)
-        temporary.chmod(usual_mode())
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_directory(path.parent)
+        with whole_file(path) as temporary:
+            save_file(tensors, temporary, metadata=header)
+            temporary.chmod(usual_mode())
+        sync_folder(path.parent)
     except SafetensorError as error:
         raise OSError(f"cannot write {path}: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -154,15 +151,6 @@ def usual_mode() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return 0o666 & ~mask
-
-
-def sync_directory(directory: Path) -> None:
-    """Make renames in a directory last: without it a power cut could undo them."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # Nested states: tensors go to the file under the path of their keys, everything else into JSON.

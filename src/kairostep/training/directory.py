@@ -16,6 +16,7 @@ import yaml
 import kairostep
 from kairostep.experiments.config import Config, differences, load, to_dict
 from kairostep.experiments.experiment import fill_defaults
+from kairostep.files import whole_file
 
 try:
     import fcntl
@@ -41,12 +42,10 @@ def check(directory: Path, config: Config) -> None:
 
 def write_config(directory: Path, config: Config, device: torch.device, world_size: int) -> None:
     """Write `config.yaml`: the settings, and what else a result depends on."""
-    directory.mkdir(parents=True, exist_ok=True)
     kept = to_dict(replace(config, resume=True))  # or the command that goes on with this run would refuse to
     text = yaml.safe_dump({**kept, "provenance": provenance(device, world_size)}, sort_keys=False)
-    temporary = directory / ".config.yaml"
-    temporary.write_text(text)
-    temporary.replace(directory / "config.yaml")
+    with whole_file(directory / "config.yaml") as temporary:
+        temporary.write_text(text)
 
 
 class DirectoryLock:

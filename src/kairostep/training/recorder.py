@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kairostep.bounded_files import Unreadable, open_regular
+from kairostep.files import whole_file
 from kairostep.timesteps.distributed import gather_over_ranks, rank
 from kairostep.training.trainer import Step
 
@@ -76,9 +77,9 @@ class Recorder:
         num_damaged = sum(found is None for found, _ in lines[:-1])
         if num_damaged:
             log.warning("%d lines of %s cannot be read and are dropped", num_damaged, self.path)
-        temporary = self.path.with_name(f".{self.path.name}")
-        temporary.write_bytes(b"".join(line + b"\n" for found, line in lines if found is not None and found <= step))
-        temporary.replace(self.path)
+        kept = b"".join(line + b"\n" for found, line in lines if found is not None and found <= step)
+        with whole_file(self.path) as temporary:
+            temporary.write_bytes(kept)
 
     def sync(self) -> None:
         """Make the lines written so far last, before a checkpoint relies on them."""
