@@ -49,7 +49,6 @@ ARMS: dict[str, tuple[str, ...]] = {
     "root_loss-pairs-stable_target": ("--sampler=root_loss", "--pairs=true", "--stable_target=256"),
     "adaptive-vlb": ("--sampler=adaptive", "--sampler.reward=vlb"),
     "adaptive-loss": ("--sampler=adaptive", "--sampler.reward=loss"),
-    "progress": ("--sampler=progress",),
     "infonoise": ("--sampler=infonoise",),
     "min_snr": ("--sampler=uniform", "--weighting=min_snr"),
     "logit_normal": ("--sampler=logit_normal",),

@@ -27,7 +27,6 @@ ARMS: dict[str, tuple[str, ...]] = {
     "root_loss": ("--sampler=root_loss",),
     "root_loss, pairs": ("--sampler=root_loss", "--pairs=true"),
     "infonoise": ("--sampler=infonoise",),
-    "progress": ("--sampler=progress",),
     "adaptive": ("--sampler=adaptive",),
 }
 

@@ -42,7 +42,7 @@ from kairostep.training.setup import make_batches, make_trainer
 from kairostep.training.trainer import Trainer
 
 MODES = ("plain", "graph", "compile")
-SAMPLERS = ("uniform", "root_loss", "progress", "adaptive")
+SAMPLERS = ("uniform", "root_loss", "adaptive")
 Steps = Callable[[int], None]
 """`steps(n)` trains n steps."""
 
@@ -143,7 +143,7 @@ class Loop:
     @property
     def probes(self) -> bool:
         """Whether its sampler asks the network, by default once in 40 steps."""
-        return self.sampler in ("progress", "adaptive")
+        return self.sampler == "adaptive"
 
     @property
     def num_steps(self) -> int:
