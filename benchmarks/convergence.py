@@ -37,7 +37,6 @@ from kairostep.experiments import TABLES, Config, preset
 from kairostep.experiments.components import checked_options, with_defaults
 from kairostep.experiments.config import to_dict, unknown, with_overrides
 from kairostep.experiments.experiment import make_objective
-from kairostep.reports import RunFiles
 from kairostep.training import Run, RunError, load_trained
 from kairostep.training.directory import provenance
 
@@ -49,7 +48,6 @@ ARMS: dict[str, tuple[str, ...]] = {
     "root_loss-pairs-stable_target": ("--sampler=root_loss", "--pairs=true", "--stable_target=256"),
     "adaptive-vlb": ("--sampler=adaptive", "--sampler.reward=vlb"),
     "adaptive-loss": ("--sampler=adaptive", "--sampler.reward=loss"),
-    "progress": ("--sampler=progress",),
     "infonoise": ("--sampler=infonoise",),
     "min_snr": ("--sampler=uniform", "--weighting=min_snr"),
     "logit_normal": ("--sampler=logit_normal",),
@@ -142,7 +140,7 @@ def perform(task: Task, judge: Judge | None, scratch: Path, facts: Mapping[str, 
     free_memory()
     lines = list(checkpoints_in(directory))
     end = measure_end(load_trained(directory, device=device), held_out, judge, device)
-    density = RunFiles.read(directory).latest("density")
+    density = [line["density"] for line in lines_in(directory) if "density" in line][-1]
     where = {**provenance(device, 1), **facts, "data": data, "arm": task.arm, "seed": task.config.seed}
     end |= {"density": binned(density), "took_seconds": round(time.monotonic() - begun, 1)}
     write_log(task, [where, *lines, end])
@@ -153,9 +151,14 @@ def perform(task: Task, judge: Judge | None, scratch: Path, facts: Mapping[str, 
 def checkpoints_in(directory: Path) -> Iterator[dict[str, Any]]:
     """Yield what a run wrote at each evaluation: steps, seconds of training, evaluations, held-out losses."""
     kept = ("step", "seconds", "training_evaluations", "probe_evaluations")
-    for line in RunFiles.read(directory).metrics:
+    for line in lines_in(directory):
         if "held_out" in line:
             yield {key: line[key] for key in kept} | {"training_loss": line["loss"]} | line["held_out"]
+
+
+def lines_in(directory: Path) -> list[dict[str, Any]]:
+    """Return all that a run measured, in the order of steps."""
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
 def free_memory() -> None:

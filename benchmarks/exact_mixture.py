@@ -78,7 +78,7 @@ def report(outcomes: Outcomes, arguments: argparse.Namespace, seconds: float) ->
     raw = {setting: {arm: asdict(outcome) for arm, outcome in by_arm.items()} for setting, by_arm in outcomes.items()}
     record = {"command": made, "seconds": seconds, "ratios": as_record(outcomes, arms, BASELINE), "outcomes": raw}
     (arguments.output / "outcomes.json").write_text(json.dumps(rounded(record)))
-    draw_curves(outcomes, arms, BASELINE).save(arguments.output / "curves.png")
+    draw_curves(outcomes, arms, BASELINE, arguments.output / "curves.png")
     return text
 
 

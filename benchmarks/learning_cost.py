@@ -27,8 +27,9 @@ ARMS: dict[str, tuple[str, ...]] = {
     "root_loss": ("--sampler=root_loss",),
     "root_loss, pairs": ("--sampler=root_loss", "--pairs=true"),
     "infonoise": ("--sampler=infonoise",),
-    "progress": ("--sampler=progress",),
     "adaptive": ("--sampler=adaptive",),
+    "adaptive, one pair": ("--sampler=adaptive", "--sampler.policy=pair"),
+    "adaptive, all T, all x0": ("--sampler=adaptive", "--sampler.sweep=1000", "--sampler.reward_rows=128"),
 }
 
 
@@ -66,13 +67,13 @@ def main() -> None:
         f"{arguments.preset} {' '.join(s for s in settings if 'path' not in s)}: U-Net of {num_parameters:.1f}M, "
         f"torch {torch.__version__}, {where}, {arguments.rounds} rounds\n"
     )
-    print(f"{'sampler':18} {'ms per step':>11}   {'x uniform (95 %)':24} {'probe evaluations per step':>26}")
+    print(f"{'sampler':23} {'ms per step':>11}   {'x uniform (95 %)':24} {'probe evaluations per step':>26}")
     for name, taken in seconds.items():
         sampler, num_steps = trainers[name].sampler, trainers[name].step_number
         probes = float(sampler.diagnostics().get("probe_evaluations", 0)) / num_steps
         milliseconds = 1e3 * statistics.median(taken) / STEPS_PER_TURN
         print(
-            f"{name:18} {milliseconds:11.2f}   {ratio_of_speeds(taken, seconds['uniform'], digits=4):24} {probes:26.1f}"
+            f"{name:23} {milliseconds:11.2f}   {ratio_of_speeds(taken, seconds['uniform'], digits=4):24} {probes:26.1f}"
         )
 
 

@@ -129,14 +129,6 @@ def root_loss(training: Training, seed: int, *, weighted: bool = False) -> ks.Ti
     return ks.RootLoss(loss_weight=training.objective.weight if weighted else None, seed=seed)
 
 
-def progress(training: Training, seed: int, *, permuted: bool = False, **options: object) -> ks.TimestepSampler:
-    """Return progress sampling on a probe set of the seed's own."""
-    x0 = training.setting.mixture.draw((training.num_seeds, 128), torch.Generator().manual_seed(7))
-    loss_at, elsewhere = training.loss_at(x0, seed), permutation(seed)
-    probe = (lambda rows, t: loss_at(rows, misfiled(t, elsewhere))) if permuted else loss_at
-    return ks.Progress(probe=probe, seed=seed, **options)
-
-
 def adaptive(training: Training, seed: int, *, bound: bool, permuted: bool = False) -> ks.TimestepSampler:
     """Return the adaptive sampler of Kim et al., paid by the bound or by the loss."""
     policy = ks.BetaPolicy.for_input((training.setting.num_axes,), seed=seed)
@@ -162,10 +154,6 @@ ARMS: dict[str, Arm] = {
     "root-loss + pairs": Arm(root_loss, noising=antithetic),
     "stable target": Arm(uniform, stable_target=True),
     "root-loss + pairs + stable target": Arm(root_loss, noising=antithetic, stable_target=True),
-    "progress": Arm(progress, observe_at_once=False),
-    "progress, absolute": Arm(partial(progress, measure="absolute"), observe_at_once=False),
-    "progress, per draw": Arm(partial(progress, measure="per_draw"), observe_at_once=False),
-    "progress, unweighted": Arm(partial(progress, beta=0.0), observe_at_once=False),
     "infonoise": Arm(infonoise),
     "loss second moment": Arm(
         lambda training, seed: ks.LossSecondMoment(100, seed=seed), sample_at_once=False, observe_at_once=False
@@ -178,7 +166,6 @@ ARMS: dict[str, Arm] = {
     "adaptive, loss": Arm(partial(adaptive, bound=False), sample_at_once=False, observe_at_once=False),
     "independent times": Arm(lambda training, seed: ks.Uniform(stratified=False, seed=seed)),
     "control: root-loss, permuted": Arm(lambda training, seed: Misfiled(root_loss(training, seed), seed)),
-    "control: progress, permuted": Arm(partial(progress, permuted=True), observe_at_once=False),
     "control: adaptive, permuted": Arm(
         partial(adaptive, bound=True, permuted=True), sample_at_once=False, observe_at_once=False
     ),
@@ -192,7 +179,6 @@ DEFAULT = (
     "pairs",
     "root-loss + pairs",
     "root-loss + pairs + stable target",
-    "progress",
     "infonoise",
     "control: root-loss, permuted",
     "control: pairs, independent noise",

@@ -49,7 +49,6 @@ def build_samplers(model: nn.Module) -> dict[str, ks.TimestepSampler]:
         "LossSecondMoment": ks.LossSecondMoment(),
         "RootLoss": ks.RootLoss(),
         "InfoNoise": ks.InfoNoise(process),
-        "Progress": ks.Progress(),
         "Curriculum": ks.Curriculum(ks.LogitNormal(), ks.Uniform(), start=0, end=1000),
         "GradientVariance": ks.GradientVariance(model.parameters()),
         "Adaptive": ks.Adaptive(ks.BetaPolicy.for_input((64,)), model=model),

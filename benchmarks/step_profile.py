@@ -1,16 +1,17 @@
 """Where the time of a training step goes: kernels by kind, as train_speed.py --profile writes it, and as a picture.
 
-python benchmarks/step_profile.py results/train_speed/*.json --output docs/step_profile.png
+python benchmarks/step_profile.py results/train_speed/cifar10-{small,ddpm}-128.json --output docs/step_profile.png
 """
 
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from kairostep.analysis.picture import COLOURS, INK, SCALE, SOFT, Canvas
+from kairostep.analysis.picture import COLOURS, INK, new_figure, style
 
 KINDS: dict[str, tuple[str, ...]] = {  # the first whose words occur in a kernel's name
     "attention": ("flash", "fmha", "attention", "softmax", "sdpa"),
@@ -24,7 +25,6 @@ KINDS: dict[str, tuple[str, ...]] = {  # the first whose words occur in a kernel
 }
 OTHER, IDLE, WHOLE = "other", "waiting for the host", "whole step"
 COLOUR = dict(zip([*KINDS, OTHER], [*COLOURS, "#98a2b3"], strict=True)) | {IDLE: "#eceef2"}
-LEFT, BAR, GAP, WIDTH = 190, 20, 9, 620
 
 
 def kind_of(kernel: str) -> str:
@@ -56,41 +56,34 @@ def write_profile(path: Path, title: str, device: str, profiles: Mapping[str, Ma
 def draw(paths: Sequence[Path], loops: Sequence[str], output: Path) -> None:
     """Draw a bar for each loop of each file, as long as its step takes."""
     files = [json.loads(path.read_text()) for path in paths]
-    rows = sum(len([loop for loop in loops if loop in file["milliseconds"]]) for file in files)
-    canvas = Canvas(LEFT + WIDTH + 90, 40 + rows * (BAR + GAP) + len(files) * 44 + 60)
-    top = 14.0
-    for file in files:
-        shown = {loop: file["milliseconds"][loop] for loop in loops if loop in file["milliseconds"]}
-        longest = max(kinds[WHOLE] for kinds in shown.values())
-        canvas.text((LEFT, top + 10), f"{file['title']}, {file['device']}: milliseconds of a step", 14)
-        top += 30
-        for loop, kinds in shown.items():
-            draw_bar(canvas, top, loop, kinds, WIDTH / longest)
-            top += BAR + GAP
-        top += 14
-    for position, kind in enumerate(COLOUR):
-        left, line = 30 + position % 4 * 215, top + 10 + position // 4 * 20
-        fill(canvas, left, line - 6, 12, 12, COLOUR[kind])
-        canvas.text((left + 18, line), kind, 11, SOFT)
-    canvas.finished().save(output)
+    shown = [{loop: file["milliseconds"][loop] for loop in loops if loop in file["milliseconds"]} for file in files]
+    figure = new_figure(9, 0.9 + sum(0.6 + 0.29 * len(bars) for bars in shown))
+    grid = figure.subplots(len(files), squeeze=False, height_ratios=[2 + len(bars) for bars in shown])
+    for axes, file, bars in zip(grid[:, 0], files, shown, strict=True):
+        draw_bars(axes, bars)
+        style(axes, f"{file['title']}, {file['device']}: milliseconds of a step", "", "")
+        axes.grid(visible=False)
+        axes.tick_params(length=0, labelcolor=INK)
+        axes.set_xticks([])
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.savefig(output)
 
 
-def draw_bar(canvas: Canvas, top: float, loop: str, kinds: Mapping[str, float], scale: float) -> None:
-    """Draw one loop's step: its kernels, then what is left of it."""
-    canvas.text((LEFT - 12, top + BAR / 2), loop, 12, INK, anchor="rm")
-    left = float(LEFT)
-    idle = max(0.0, kinds[WHOLE] - sum(value for kind, value in kinds.items() if kind != WHOLE))
-    for kind in COLOUR:
-        width = scale * (idle if kind == IDLE else kinds.get(kind, 0.0))
-        fill(canvas, left, top, width, BAR, COLOUR[kind])
-        left += width
-    canvas.text((left + 8, top + BAR / 2), f"{kinds[WHOLE]:.1f}", 12, INK)
+def draw_bars(axes: Any, bars: Mapping[str, Mapping[str, float]]) -> None:
+    """Draw the steps of loops: their kernels, then what is left of them, and the milliseconds of all."""
+    left = [0.0] * len(bars)
+    for kind, colour in COLOUR.items():
+        widths = [idle_of(kinds) if kind == IDLE else kinds.get(kind, 0.0) for kinds in bars.values()]
+        drawn = axes.barh(list(bars), widths, left=left, color=colour, height=0.7, label=kind)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.bar_label(drawn, [f"{kinds[WHOLE]:.1f}" for kinds in bars.values()], padding=4, color=INK)
+    axes.set_xlim(0, 1.06 * max(left))
+    axes.invert_yaxis()
 
 
-def fill(canvas: Canvas, left: float, top: float, width: float, height: float, colour: str) -> None:
-    """Fill a rectangle."""
-    corners = [left * SCALE, top * SCALE, (left + width) * SCALE, (top + height) * SCALE]
-    canvas.draw.rectangle(corners, fill=colour)
+def idle_of(kinds: Mapping[str, float]) -> float:
+    """Return the milliseconds in which no kernel runs."""
+    return max(0.0, kinds[WHOLE] - sum(value for kind, value in kinds.items() if kind != WHOLE))
 
 
 def main() -> None:

@@ -5,12 +5,12 @@
 
 Loops: `diffusers` is written as the library's example of unconditional training is, with its own components
 (accelerate, data loader, AdamW, learning-rate schedule, EMAModel); `bare` is plain PyTorch with everything resident,
-`bare, compiled` the same with torch.compile; ours are `plain`, `graph` and `compile`, with the sampler beside the mode
-where it is not uniform. They take turns in random order, of 10 steps, or 40 of samplers that probe, so that each turn
-has its share of probes, once all is recorded; speeds are medians, ratios are of turns in the same round. `first step`
-has the seconds until the first step is done, loading and compiling included; `busy` is the share of time in which the
-GPU runs kernels; `ceiling` the share of the speed at which it multiplies large matrices in bf16, measured in the same
-run. `--profile` writes the milliseconds of a step by kind of kernel, which step_profile.py draws.
+`bare, compiled` the same with torch.compile; ours are `plain`, `graph` and `compile`, with uniform draws. What other
+samplers add is measured by learning_cost.py. Loops take turns of 10 steps in random order; speeds are medians, ratios
+are of turns in the same round. `first step` has the seconds until the first step is done, loading and compiling
+included; `busy` is the share of time in which the GPU runs kernels; `ceiling` the share of the speed at which it
+multiplies large matrices in bf16, measured in the same run. `--profile` writes the milliseconds of a step by kind of
+kernel, which step_profile.py draws.
 """
 
 import argparse
@@ -25,16 +25,16 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from bare_loop import BareLoop, load_noise
 from diffusers import DDPMScheduler
 from diffusers.optimization import get_scheduler
 from diffusers.training_utils import EMAModel
-from side_by_side import TURNS_TO_SETTLE, ratio_of_speeds, seconds_of, take_turns
+from side_by_side import ratio_of_speeds, seconds_of, take_turns
 from step_profile import kernel_seconds, write_profile
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
-from trainer_overhead import BareLoop, load_noise
 
 from kairostep.data import InMemory
 from kairostep.experiments import Component, Config, Experiment, build, experiment, preset
@@ -42,7 +42,7 @@ from kairostep.training.setup import make_batches, make_trainer
 from kairostep.training.trainer import Trainer
 
 MODES = ("plain", "graph", "compile")
-SAMPLERS = ("uniform", "root_loss", "progress", "adaptive")
+STEPS_PER_TURN, STEPS_PROFILED = 10, 3
 Steps = Callable[[int], None]
 """`steps(n)` trains n steps."""
 
@@ -137,23 +137,7 @@ class Loop:
     """How to make a loop's steps, and the settings it is made with."""
 
     make: Callable[[Experiment, Accelerator], Steps]
-    sampler: str = "uniform"
     speed: str = "plain"
-
-    @property
-    def probes(self) -> bool:
-        """Whether its sampler asks the network, by default once in 40 steps."""
-        return self.sampler in ("progress", "adaptive")
-
-    @property
-    def num_steps(self) -> int:
-        """Of a turn."""
-        return 40 if self.probes else 10
-
-    @property
-    def turns_to_settle(self) -> int:
-        """Before those that are measured, until all is recorded that is replayed."""
-        return TURNS_TO_SETTLE if self.probes and self.speed != "plain" else 1
 
 
 def loops_for(device: torch.device) -> dict[str, Loop]:
@@ -163,8 +147,7 @@ def loops_for(device: torch.device) -> dict[str, Loop]:
     if device.type == "cuda":
         found["bare, compiled"] = Loop(lambda *parts: bare_steps(*parts, compiled=True))
     for speed in modes:
-        for sampler in SAMPLERS:
-            found[speed if sampler == "uniform" else f"{speed}, {sampler}"] = Loop(our_steps, sampler, speed)
+        found[speed] = Loop(our_steps, speed)
     return found
 
 
@@ -186,7 +169,7 @@ def flops_of_step(parts: Experiment, device: torch.device) -> int:
 
 def build_parts(config: Config, loop: Loop, device: torch.device) -> Experiment:
     """Return a network and data of the loop's own, the same for all."""
-    return build(replace(config, sampler=Component(loop.sampler), speed=loop.speed), device)
+    return build(replace(config, sampler=Component("uniform"), speed=loop.speed), device)
 
 
 def measure(
@@ -204,11 +187,11 @@ def measure(
         steps[name] = loop.make(build_parts(config, loop, device), accelerator)
         seconds_of(partial(steps[name], 1), device)
         first[name] = time.perf_counter() - start
-        steps[name](loop.num_steps * loop.turns_to_settle)
+        steps[name](STEPS_PER_TURN)
         memory[name] = (torch.cuda.max_memory_allocated() - held) / 2**30 if on_gpu else 0.0
-    turns = {name: partial(steps[name], loop.num_steps) for name, loop in chosen.items()}
+    turns = {name: partial(steps[name], STEPS_PER_TURN) for name in chosen}
     taken = take_turns(turns, rounds, device, warm_up=0)
-    seconds = {name: [turn / chosen[name].num_steps for turn in turns] for name, turns in taken.items()}
+    seconds = {name: [turn / STEPS_PER_TURN for turn in turns] for name, turns in taken.items()}
     flops = flops_of_step(build_parts(config, Loop(our_steps), device), device) if on_gpu else 0
     top = ceiling(device) if on_gpu else 1.0
     bases = [name for name in ("diffusers", "bare", "plain", "graph", "compile") if name in seconds]
@@ -217,8 +200,7 @@ def measure(
     for name, own in seconds.items():
         usual = statistics.median(own)
         if on_gpu:
-            num_steps = 3 if chosen[name].sampler == "uniform" else chosen[name].num_steps  # others learn now and then
-            profiles[name] = kernel_seconds(partial(steps[name], num_steps), num_steps)
+            profiles[name] = kernel_seconds(partial(steps[name], STEPS_PROFILED), STEPS_PROFILED)
         busy = f"{sum(profiles[name].values()) / usual:6.0%}" if on_gpu else "     -"
         share = f"{flops / usual / top:8.1%}" if on_gpu else "       -"
         ratios = [f"{ratio_of_speeds(seconds[base], own):>22}" for base in bases]

@@ -19,7 +19,6 @@ ARMS: dict[str, dict[str, Component]] = {
     "uniform": {"sampler": Component("uniform")},
     "min_snr": {"sampler": Component("uniform"), "weighting": Component("min_snr")},
     "root_loss": {"sampler": Component("root_loss")},
-    "progress": {"sampler": Component("progress")},
     "adaptive": {"sampler": Component("adaptive")},
 }
 

@@ -117,12 +117,14 @@ EVERYTHING = [
     "tqdm",
     "jinja2",
     "plotly",
+    "matplotlib",
 ]
 CASES = [
     ("yaml", ["report", "."], "pyyaml", "report"),
     ("plotly", ["report", "."], "plotly", "report"),
     ("draccus", ["preview"], "draccus", "train"),
     ("jinja2", ["preview", "--output", "x.html"], "jinja2", "report"),
+    ("matplotlib", ["preview", "--output", "x.png"], "matplotlib", "report"),
     ("accelerate", ["generate", "run"], "accelerate", "train"),
     ("safetensors", ["evaluate", "run"], "safetensors", "eval"),
     ("diffusers", ["train", "digits"], "diffusers", "train"),

@@ -66,6 +66,16 @@ def test_an_unknown_name_is_refused_with_the_nearest_and_all_of_them() -> None:
         ks.from_name("zzz")
 
 
+def test_a_sampler_that_was_removed_is_told_with_the_reason_and_another() -> None:
+    message = r"progress was removed, since no setting of it beat uniform draws: take root_loss \(ks\.RootLoss\(\)\)"
+    with pytest.raises(ValueError, match=message):
+        ks.from_name("progress")
+    with pytest.raises(AttributeError, match=message):
+        _ = ks.Progress
+    with pytest.raises(AttributeError, match="module 'kairostep' has no attribute 'Nonsense'"):
+        _ = ks.Nonsense
+
+
 @pytest.mark.parametrize("name", [*SAMPLERS, *WEIGHTINGS])
 def test_an_unknown_keyword_is_refused_with_all_that_is_taken(name: str) -> None:
     maker = {**SAMPLERS, **WEIGHTINGS}[name]

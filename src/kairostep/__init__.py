@@ -1,5 +1,7 @@
 """Train diffusion and flow models at the timesteps that matter."""
 
+from typing import TYPE_CHECKING
+
 from kairostep import evaluation as evaluation
 from kairostep.diffusion import EPSILON as EPSILON
 from kairostep.diffusion import VELOCITY as VELOCITY
@@ -34,7 +36,6 @@ from kairostep.timesteps import LogNormalSigma as LogNormalSigma
 from kairostep.timesteps import LossAt as LossAt
 from kairostep.timesteps import LossSecondMoment as LossSecondMoment
 from kairostep.timesteps import Mode as Mode
-from kairostep.timesteps import Progress as Progress
 from kairostep.timesteps import RootLoss as RootLoss
 from kairostep.timesteps import Speed as Speed
 from kairostep.timesteps import Tabulated as Tabulated
@@ -45,3 +46,14 @@ from kairostep.timesteps import f_statistic as f_statistic
 from kairostep.timesteps import select_timesteps as select_timesteps
 
 __version__ = "0.1.0"
+
+
+if not TYPE_CHECKING:  # type checkers would take any name for one that is here
+
+    def __getattr__(name: str) -> object:
+        """Say what became of a name that is no longer here."""
+        if name == "Progress":
+            from kairostep.names import REMOVED
+
+            raise AttributeError(REMOVED["progress"])
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -129,7 +129,7 @@ def missing_for(command: str, error: ModuleNotFoundError) -> str:
     from kairostep.installation import install_command, package_of
 
     package = package_of(error.name)
-    extra = "report" if package in ("jinja2", "markupsafe", "plotly") else EXTRAS.get(command, "train")
+    extra = "report" if package in ("jinja2", "markupsafe", "matplotlib", "plotly") else EXTRAS.get(command, "train")
     return f"kairostep {command} needs {package}, which is not installed: {install_command(extra)}"
 
 

@@ -1,51 +1,31 @@
 """`python -m kairostep.doctor`: what is installed here, on which devices it runs, and what stands in its way.
 
-Reads the metadata of packages and imports none of them but torch. Ends with 0, or with 1 where something is wrong;
-an extra that is not installed is not.
+Reads the metadata of packages and imports none of them but torch and packaging, which understands the metadata: without
+it, extras are unknown. Ends with 0, or with 1 where something is wrong; an extra that is not installed is not.
 """
 
 import os
 import platform
-import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 
 from kairostep import __version__
-from kairostep.installation import install_command
+from kairostep.installation import install_command, package_of
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 SECONDS = 120  # for torchvision to load in a process of its own; torch alone may take many on a cold disk
 BESIDE = ("lightning", "pytorch-lightning", "torchvision", "torchaudio", "transformers")  # no extra asks for them
 WIDTH = 110  # of a line
-REQUIREMENT = re.compile(
-    r"(?P<name>[A-Za-z0-9._-]+)\s*(?:\[(?P<of>[^\]]*)\])?\s*\(?(?P<bounds>[^;)]*)\)?\s*(?:;.*extra\s*==\s*['\"](?P<extra>[^'\"]+))?"
-)
-
-
-@dataclass(frozen=True)
-class Requirement:
-    """One package that kairostep, or one of its extras, asks for."""
-
-    name: str
-    at_least: str  # "" for any version
-    extra: str  # "" for kairostep itself
-    of: tuple[str, ...]  # extras of the package that are asked for
-
-    @property
-    def installed(self) -> str | None:
-        """The version that is installed, or None."""
-        return version_of(self.name)
-
-    @property
-    def too_old(self) -> bool:
-        """Whether it is installed in a version below the one that is asked for."""
-        return self.installed is not None and release(self.installed) < release(self.at_least)
 
 
 @dataclass(frozen=True)
@@ -64,39 +44,48 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def release(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, without what follows them: 2.13.0+cpu is (2, 13, 0)."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in found.group().split(".")) if found else ()
+def is_too_old(item: "Requirement") -> bool:
+    """Return whether a package is installed in a version that its requirement leaves out.
+
+    A build on the way to a release counts as the release: 2.6.0a0+git as 2.6.0. What is no version is not judged.
+    """
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        installed = Version(version_of(item.name) or "")
+    except InvalidVersion:
+        return False
+    return not item.specifier.contains(installed.base_version)
 
 
-def requirement(text: str) -> Requirement:
-    """Return one line of a package's metadata, such as `numpy>=2.0; extra == "train"`, in its parts."""
-    found = REQUIREMENT.match(text)
-    assert found is not None, text
-    at_least = re.search(r">=\s*([\w.]+)", found["bounds"])
-    of = tuple(part.strip() for part in (found["of"] or "").split(",") if part.strip())
-    return Requirement(found["name"], at_least[1] if at_least else "", found["extra"] or "", of)
+def is_of(item: "Requirement", extra: str) -> bool:
+    """Return whether a requirement belongs to an extra, or for "" to kairostep itself."""
+    if item.marker is None:
+        return extra == ""
+    without = item.marker.evaluate({"extra": ""})
+    return without if extra == "" else item.marker.evaluate({"extra": extra}) and not without
 
 
-def of_extra(extra: str, requirements: list[Requirement]) -> list[Requirement]:
+def of_extra(extra: str, requirements: "Iterable[Requirement]") -> "list[Requirement]":
     """Return what an extra brings, those of our other extras that it names included."""
-    own = [item for item in requirements if item.extra == extra]
-    named = [name for item in own if item.name == "kairostep" for name in item.of]
+    requirements = list(requirements)
+    own = [item for item in requirements if is_of(item, extra)]
+    named = [name for item in own if item.name == "kairostep" for name in sorted(item.extras)]
     return [item for item in own if item.name != "kairostep"] + [
         item for name in named for item in of_extra(name, requirements)
     ]
 
 
-def versions(requirements: Iterable[Requirement]) -> Findings:
-    """Return the versions of Python, torch and kairostep, and which of them is too old."""
-    needs = next((item.at_least for item in requirements if item.name == "torch" and not item.extra), "")
+def versions(requirements: "Iterable[Requirement]") -> Findings:
+    """Return the versions of Python, torch and kairostep, and whether torch is too old."""
+    needed = next((item for item in requirements if item.name == "torch" and is_of(item, "")), None)
     lines = [
         f"kairostep {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}",
-        f"torch {torch.__version__}" + (f" (needs {needs} or newer)" if needs else ""),
+        f"torch {torch.__version__}" + (f" (needs {needed.specifier})" if needed else ""),
     ]
-    old = release(torch.__version__) < release(needs)
-    return Findings(lines, [f"torch {torch.__version__} is older than {needs}: pip install 'torch>={needs}'"] * old)
+    if needed is None or not is_too_old(needed):
+        return Findings(lines, [])
+    return Findings(lines, [f"torch {version_of('torch')} is not {needed.specifier}: pip install '{needed}'"])
 
 
 def runs_bfloat16(device: str) -> bool:
@@ -128,16 +117,16 @@ def devices() -> list[str]:
     return [*lines, f"cpu     {os.cpu_count()} cores, {torch.get_num_threads()} threads, {capability}, bf16 {bf16}"]
 
 
-def extras(requirements: list[Requirement]) -> Findings:
+def extras(names: Iterable[str], requirements: "Sequence[Requirement]") -> Findings:
     """Return a line for each extra, with what it lacks and the line that brings it."""
     lines, problems = [], []
-    for extra in sorted({item.extra for item in requirements} - {""}):
+    for extra in sorted(names):
         wanted = of_extra(extra, requirements)
-        missing = sorted({item.name for item in wanted if item.installed is None})
-        old = [item for item in wanted if item.too_old]
+        missing = sorted({item.name for item in wanted if version_of(item.name) is None})
+        old = [item for item in wanted if is_too_old(item)]
         fix = install_command(extra, upgrade=bool(old))
-        problems += [f"{item.name} {item.installed} is older than {item.at_least}: {fix}" for item in old]
-        lacks = ", ".join([*missing, *(f"{item.name}>={item.at_least}" for item in old)])
+        problems += [f"{item.name} {version_of(item.name)} is not {item.specifier}: {fix}" for item in old]
+        lacks = ", ".join([*missing, *(f"{item.name}{item.specifier}" for item in old)])
         lines.append(f"{extra:7} lacks {lacks}: {fix}" if lacks else f"{extra:7} installed")
     if not lines:
         how = install_command("train")
@@ -145,10 +134,10 @@ def extras(requirements: list[Requirement]) -> Findings:
     return Findings(lines, list(dict.fromkeys(problems)))
 
 
-def libraries(requirements: Iterable[Requirement]) -> list[str]:
+def libraries(requirements: "Iterable[Requirement]") -> list[str]:
     """Return the versions of what extras ask for and of what others bring beside it, some in a line."""
-    names = sorted({item.name for item in requirements if item.extra and item.name != "kairostep"} | set(BESIDE))
-    found = [f"{name} {version}" for name in names if (version := version_of(name))]
+    asked = {item.name for item in requirements if not is_of(item, "") and item.name != "kairostep"}
+    found = [f"{name} {version}" for name in sorted(asked | set(BESIDE)) if (version := version_of(name))]
     return textwrap.wrap(", ".join(found), WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
@@ -184,8 +173,15 @@ def failure_of_import(module: str) -> str | None:
 
 def main() -> int:
     """Print all of it and return 1 where something is wrong, else 0."""
-    requirements = [requirement(text) for text in requirements_of("kairostep")]
-    head, wanted = versions(requirements), extras(requirements)
+    try:
+        names, requirements = requirements_of("kairostep")
+        wanted = extras(names, requirements)
+    except ModuleNotFoundError as error:
+        requirements = []
+        wanted = Findings(
+            [f"unknown: telling them needs {package_of(error.name)}; {install_command('train')} brings it"], []
+        )
+    head = versions(requirements)
     problems = [*head.problems, *wanted.problems, *torchvision_problems()]
     sections = {"Devices": devices(), "Extras": wanted.lines, "Libraries": libraries(requirements)}
     print("\n".join(head.lines))
@@ -194,12 +190,15 @@ def main() -> int:
     return 1 if problems else 0
 
 
-def requirements_of(package: str) -> list[str]:
-    """Return what an installed package asks for, nothing where it is not installed."""
+def requirements_of(package: str) -> "tuple[list[str], list[Requirement]]":
+    """Return the extras of an installed package and all that it asks for, nothing where it is not installed."""
+    from packaging.requirements import Requirement
+
     try:
-        return metadata.requires(package) or []
+        found = metadata.metadata(package)
     except metadata.PackageNotFoundError:
-        return []
+        return [], []
+    return found.get_all("Provides-Extra") or [], [Requirement(text) for text in metadata.requires(package) or []]
 
 
 if __name__ == "__main__":

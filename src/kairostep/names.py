@@ -18,7 +18,6 @@ from kairostep.timesteps import (
     LogNormalSigma,
     LossSecondMoment,
     Mode,
-    Progress,
     RootLoss,
     Speed,
     Tabulated,
@@ -39,7 +38,6 @@ SAMPLERS: dict[str, type[TimestepSampler]] = {
     "root_loss": RootLoss,
     "infonoise": InfoNoise,
     "gradient_variance": GradientVariance,
-    "progress": Progress,
     "adaptive": Adaptive,
     "curriculum": Curriculum,
 }
@@ -51,6 +49,10 @@ WEIGHTINGS: dict[str, Callable[..., Weighting]] = {
     "p2": p2,
     "debias": debias,
     "edm": edm,
+}
+REMOVED = {  # names of samplers that are no longer here -> why, and what to take
+    "progress": "the sampler progress was removed, since no setting of it beat uniform draws: take root_loss "
+    "(ks.RootLoss()), which asks the network for nothing"
 }
 MIN_BEGINNING = 3  # letters of a name that are taken for its beginning
 CLOSE = 0.75  # similarity of a slip, as difflib measures it: one wrong letter in four at most
@@ -68,7 +70,6 @@ SamplerName = Literal[
     "root_loss",
     "infonoise",
     "gradient_variance",
-    "progress",
     "adaptive",
     "curriculum",
 ]
@@ -96,6 +97,8 @@ def from_name(name: str, /, **arguments: Any) -> TimestepSampler | Weighting:
     `ks.Speed(process)`. The names are those of `kairostep train --sampler=` and `--weighting=`.
     """
     makers: dict[str, Callable[..., TimestepSampler | Weighting]] = {**SAMPLERS, **WEIGHTINGS}
+    if name in REMOVED:
+        raise ValueError(REMOVED[name])
     if name not in makers:
         raise ValueError(
             f"name must be that of a sampler or a weighting, got {name!r}{_nearest(name, makers)}: samplers are "
@@ -147,6 +150,8 @@ def nearest(name: str, valid: Iterable[str]) -> list[str]:
 
 def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
     """Return the message for a name that is not among the valid ones: those near it, or all."""
+    if kind == "sampler" and name in REMOVED:
+        return REMOVED[name]
     valid = list(valid)
     if near := nearest(name, valid):
         return f"unknown {kind} {name}: did you mean {' or '.join(near)}?"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kairostep.analysis.picture import Curve, Panel, log_ticks, ticks, write_picture
+from kairostep.analysis.picture import Curve, Panel, write_picture
 from kairostep.analysis.results import plain, write_result
 from kairostep.analysis.table import bar, columns
 from kairostep.evaluation import Estimate
@@ -38,13 +38,6 @@ def test_a_picture_shows_its_curves(tmp_path: Path) -> None:
         pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3).astype(int)
     for colour in ((0x2F, 0x6F, 0xDE), (0xE0, 0x7B, 0x00)):
         assert (np.abs(pixels - colour).max(1) < 8).sum() > 100
-
-
-def test_ticks_are_round_numbers_within_the_axis() -> None:
-    assert ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1]
-    assert ticks(-10.1, 9.2) == [-10, -5, 0, 5]
-    assert log_ticks(-1, 1) == pytest.approx([0.1, 0.2, 0.5, 1, 2, 5, 10])
-    assert log_ticks(-4.5, 0.5) == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1, 1])
 
 
 def test_bars_and_columns_line_up() -> None:

@@ -14,7 +14,7 @@ from kairostep.experiments import SAMPLERS, Component, Config
 
 LINEAR = ks.DiscreteProcess.linear()
 REQUIRED = {"beta": {"a": 0.7, "b": 2.0}, "tabulated": {"mass": [1, 3]}, "curriculum": {"start": 5, "end": 9}}
-CHANGING = {"root_loss", "loss_second_moment", "infonoise", "gradient_variance", "progress", "adaptive", "curriculum"}
+CHANGING = {"root_loss", "loss_second_moment", "infonoise", "gradient_variance", "adaptive", "curriculum"}
 
 
 def snr_of_the_linear_schedule() -> np.ndarray:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-ARMS = ("uniform", "min_snr", "root_loss", "progress", "adaptive")
+ARMS = ("uniform", "min_snr", "root_loss", "adaptive")
 DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 
 
@@ -41,9 +41,9 @@ def test_the_table_has_the_figures_of_each_run(output: Path, printed: str, arm: 
     assert last["training_evaluations"] == 12 * 128
 
 
-def test_only_two_samplers_probe(printed: str) -> None:
+def test_only_the_adaptive_sampler_probes(printed: str) -> None:
     probing = [line.split()[0] for line in printed.splitlines() if " + " in line and " ± " in line]
-    assert probing == ["progress", "adaptive"]
+    assert probing == ["adaptive"]
 
 
 def test_the_picture_shows_all_runs_side_by_side(output: Path, printed: str) -> None:

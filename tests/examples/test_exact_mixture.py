@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-import kairostep as ks
-
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "exact_mixture.py"
-ARMS = ["uniform", "root-loss + pairs + stable target", "progress", "control: root-loss, permuted", "oracle"]
+ARMS = ["uniform", "root-loss + pairs + stable target", "adaptive, loss", "control: root-loss, permuted", "oracle"]
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +31,7 @@ def test_every_arm_has_a_row(output: Path) -> None:
 def test_only_probes_are_charged_beside_the_batches(output: Path) -> None:
     outcomes = json.loads((output / "outcomes.json").read_text())["outcomes"]["flow-2"]
     assert outcomes["uniform"]["evaluations"] == outcomes["oracle"]["evaluations"] == [384.0 * i for i in range(1, 12)]
-    num_probes = len(ks.Progress().last)
-    assert outcomes["progress"]["evaluations"][-1] == 66 * 64 + 2 * num_probes  # after the steps 1 and 41
+    assert outcomes["adaptive, loss"]["evaluations"][-1] == 66 * 64 + 2 * 640  # after the steps 1 and 41
 
 
 def test_the_excess_falls(output: Path) -> None:

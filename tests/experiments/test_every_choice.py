@@ -33,8 +33,7 @@ NEEDED = {
     "speed": ["--prediction=epsilon"],  # what its weight is meant for
 }
 QUICK = {"adaptive": ["--sampler.every=2", "--sampler.sweep=4"], "gradient_variance": ["--sampler.every=2"]}
-QUICK["progress"] = ["--sampler.every=2", "--sampler.num_probes=20"]
-LEARNING = {"loss_second_moment", "infonoise", "root_loss", "progress", "gradient_variance", "adaptive"}
+LEARNING = {"loss_second_moment", "infonoise", "root_loss", "gradient_variance", "adaptive"}
 
 
 COUNTS = re.compile(r"^(draws|first\.draws|then\.draws)\.|num_drawn$")
@@ -203,7 +202,6 @@ def test_every_option_of_a_sampler_is_reachable_and_decoded(name: str) -> None:
         (["--sampler=speed", "--sampler.mirrored=false"], lambda s: s.mirrored, False),
         (["--sampler=infonoise", "--sampler.unbiased"], lambda s: s.table.beta, 1.0),
         (["--sampler=root_loss"], lambda s: s.loss_weight, None),
-        (["--sampler=progress", "--sampler.beta=0.5"], lambda s: s.table.beta, 0.5),
         (
             ["--sampler=curriculum", *NEEDED["curriculum"], "--sampler.then=root_loss"],
             lambda s: type(s.then),
@@ -270,7 +268,7 @@ def test_the_reward_is_the_bound_or_the_loss() -> None:
             ["--sampler=curriculum", *NEEDED["curriculum"], "--sampler.first=adaptive"],
             "sampler.first must be one of 'uniform', .*, got 'adaptive'",
         ),
-        (["--sampler=progress", "--sampler.prior=root_loss"], "sampler.prior must be one of 'uniform', "),
+        (["--sampler=progress"], "sampler progress was removed, since no setting of it beat uniform draws: take root_"),
         (["--sampler=adaptive", "--pairs=true"], "pairs trade images between neighbours in t, so that a sampler must "),
         (["--stable_target=2000"], "stable_target draws from 1500 images that are kept on the device, got 2000: pass"),
         (["--stable_target=9", "--label_dropout=0.1"], "stable_target averages over images of all classes, so that"),

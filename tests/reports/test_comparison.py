@@ -11,12 +11,13 @@ import yaml
 import kairostep.reports
 from kairostep.experiments import preset
 from kairostep.experiments.config import with_overrides
-from kairostep.reports import RunFiles, comparison_table
+from kairostep.reports import RunHistory, comparison_table
 from kairostep.training import Run
 
 TINY = ["--network.channels=8", "--network.multipliers=[1,1]", "--network.attention=[]", "--workers=0"]
 SHORT = ["--steps=4", "--batch_size=8", "--log_every=2", "--evaluate_every=2", "--held_out_images=16"]
 SHORT += ["--sample_steps=2", "--warmup_steps=0"]
+BELOW = ("bounded_files", "installation")  # all that reports import of the library: standard library alone
 ADAPTIVE = ["--sampler=adaptive", "--sampler.every=2", "--sampler.sweep=8", "--weighting=min_snr"]
 
 
@@ -66,19 +67,20 @@ def test_columns_stand_under_each_other(runs: list[Path]) -> None:
 
 
 def test_a_run_is_read_whole(runs: list[Path]) -> None:
-    files = RunFiles.read(runs[0])
-    assert files.metrics == lines_of(runs[0])
-    assert files.latest("images") == 32
-    assert files.latest("nothing of the kind") is None
-    assert files.name("sampler") == "uniform"
-    assert files.name("prediction") == "epsilon"
+    run, lines = RunHistory.read(runs[0]), lines_of(runs[0])
+    assert list(run.metrics.get("loss").values) == [line["loss"] for line in lines]
+    assert list(run.metrics.get("images").steps) == [line["step"] for line in lines]
+    assert run.spent("images") == 32
+    assert run.spent("nothing of the kind") is None
+    assert run.part("sampler") == "uniform"
+    assert run.part("prediction") == "epsilon"
 
 
 @pytest.mark.parametrize("torn", ['{"step": 9, "seco', "", "\n\n", "[1, 2]", "\x00\x00"])
 def test_a_torn_line_is_left_out(torn: str, runs: list[Path], tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((runs[0] / "config.yaml").read_text())
     (tmp_path / "metrics.jsonl").write_text((runs[0] / "metrics.jsonl").read_text() + torn)
-    assert RunFiles.read(tmp_path).metrics == lines_of(runs[0])
+    assert RunHistory.read(tmp_path).metrics.series == RunHistory.read(runs[0]).metrics.series
     one, other = (comparison_table([path]).splitlines()[2].split()[1:] for path in (tmp_path, runs[0]))
     assert one == other
 
@@ -86,7 +88,7 @@ def test_a_torn_line_is_left_out(torn: str, runs: list[Path], tmp_path: Path) ->
 def test_a_line_torn_within_a_letter_is_left_out(runs: list[Path], tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text((runs[0] / "config.yaml").read_text())
     (tmp_path / "metrics.jsonl").write_bytes((runs[0] / "metrics.jsonl").read_bytes() + b'{"note": "\xc3')
-    assert RunFiles.read(tmp_path).metrics == lines_of(runs[0])
+    assert RunHistory.read(tmp_path).metrics.series == RunHistory.read(runs[0]).metrics.series
 
 
 @pytest.mark.parametrize("content", [None, "", "{"])
@@ -131,16 +133,23 @@ def test_a_folder_that_is_no_run_is_refused_by_name(content: str | None, tmp_pat
     with pytest.raises(ValueError, match=rf"a run directory must hold config\.yaml.*{tmp_path.name}"):
         comparison_table([tmp_path])
     with pytest.raises(ValueError, match=r"a run directory must hold config.yaml, got .*missing"):
-        RunFiles.read(tmp_path / "missing")
+        comparison_table([tmp_path / "missing"])
+
+
+def test_the_reader_that_was_removed_is_told_with_the_one_that_stays() -> None:
+    with pytest.raises(AttributeError, match="RunFiles was removed: take RunHistory"):
+        _ = kairostep.reports.RunFiles
+    with pytest.raises(AttributeError, match=r"module 'kairostep\.reports' has no attribute 'Nonsense'"):
+        _ = kairostep.reports.Nonsense
 
 
 def test_reports_import_neither_torch_nor_the_library() -> None:
     allowed = {*sys.stdlib_module_names, "yaml"}
     reports = Path(kairostep.reports.__file__).parent
-    for path in (*reports.glob("*.py"), reports.parent / "bounded_files.py"):
+    for path in (*reports.glob("*.py"), *(reports.parent / f"{name}.py" for name in BELOW)):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
             for name in names:
-                ours = name.startswith("kairostep.reports.") or name == "kairostep.bounded_files"
+                ours = name.startswith("kairostep.reports.") or name.removeprefix("kairostep.") in BELOW
                 assert ours or name.split(".")[0] in allowed, f"{path.name}: {name}"

@@ -15,7 +15,7 @@ import pytest
 from made_runs import add_evaluations, add_grids, make_run
 
 import kairostep.reports.metrics_file as metrics_file_module
-from kairostep.reports import RunFiles, write_report
+from kairostep.reports import comparison_table, write_report
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in pairwise("abcdefghij")
@@ -60,7 +60,7 @@ def test_a_config_without_end_is_named(content: str, reason: str, tmp_path: Path
     assert "config.yaml cannot be read: " in told
     assert reason in told
     with pytest.raises(ValueError, match=r"a run directory must hold config\.yaml, got .*run \("):
-        RunFiles.read(directory)
+        comparison_table([directory])
 
 
 def test_a_config_cut_anywhere_makes_a_page(tmp_path: Path) -> None:

@@ -32,12 +32,6 @@ SAMPLERS: dict[str, Build] = {
     "root_loss_weighted": lambda model, seed, shape: ks.RootLoss(
         num_bins=50, warmup=1, refresh=1, loss_weight=lambda t: 1 + t, seed=seed
     ),
-    "progress": lambda model, seed, shape: ks.Progress(
-        every=2, num_bins=8, num_probes=32, measure="absolute", beta=0.5, seed=seed
-    ),
-    "probed_progress_unbiased": lambda model, seed, shape: ks.Progress(
-        ks.LogitNormal(), probe=probe_of(model), every=2, num_probes=32, beta=1.0, seed=seed
-    ),
     "curriculum": lambda model, seed, shape: ks.Curriculum(
         ks.LogitNormal(seed=seed), ks.RootLoss(warmup=2, refresh=2, seed=seed), start=2, end=6, seed=seed
     ),
@@ -66,15 +60,7 @@ UNBIASED = (
     "root_loss_weighted",
     *(name for name in SAMPLERS if name.endswith("_unbiased")),
 )
-LEARNING = tuple(
-    name for name in SAMPLERS if name.startswith(("loss", "root", "info", "gradient", "adaptive", "progress"))
-)
-
-
-def probe_of(model: nn.Module) -> ks.LossAt:
-    """Return the losses of a model on rows that never change."""
-    x0 = batch(12345, num_rows=32).to(next(model.parameters()).device)
-    return losses_of(model, x0)
+LEARNING = tuple(name for name in SAMPLERS if name.startswith(("loss", "root", "info", "gradient", "adaptive")))
 
 
 def build(name: str, model: nn.Module, seed: int = 0, shape: tuple[int, ...] = (4,)) -> ks.TimestepSampler:

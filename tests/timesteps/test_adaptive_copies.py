@@ -14,7 +14,6 @@ import kairostep as ks
 
 BUILDERS: dict[str, Callable[[nn.Module], ks.TimestepSampler]] = {
     "adaptive": lambda model: ks.Adaptive(ks.BetaPair(), every=1, model=model),
-    "progress": lambda model: ks.Progress(every=1, num_bins=8, num_probes=32, model=model),
 }
 
 

@@ -88,20 +88,7 @@ POLICIES: dict[str, Build] = {
     "adaptive_pair": lambda scene, floor: adaptive(ks.BetaPair(), floor, unbiased=True),
     "adaptive_policy": lambda scene, floor: adaptive(ks.BetaPolicy.for_input((2,), 8, 1), floor),
 }
-PROGRESS: dict[str, Build] = {
-    "progress": lambda scene, floor: ks.Progress(every=1, floor=floor, max_move=2.0, smoothing=0.5, temperature=0.2),
-    "progress_relative_probe": lambda scene, floor: ks.Progress(
-        probe=scene.loss_at, every=1, floor=floor, max_move=2.0
-    ),
-    "progress_probe": lambda scene, floor: ks.Progress(
-        probe=scene.loss_at, every=1, floor=floor, max_move=2.0, smoothing=0.5, measure="absolute"
-    ),
-    "progress_per_draw_on_a_prior": lambda scene, floor: ks.Progress(
-        ks.LogitNormal(), probe=scene.loss_at, every=1, floor=floor, max_move=2.0, measure="per_draw"
-    ),
-}
-SAMPLERS = HISTOGRAMS | POLICIES | PROGRESS
-PROGRESS_CAP = 2.0  # its default
+SAMPLERS = HISTOGRAMS | POLICIES
 every_sampler = pytest.mark.parametrize("name", SAMPLERS)
 
 
@@ -111,14 +98,13 @@ def adaptive(policy: nn.Module, floor: float, *, unbiased: bool = False) -> ks.A
     )
 
 
-def assert_bounded(sampler: ks.TimestepSampler, name: str, floor: float) -> Tensor:
-    """Check the density (K,) against its bounds and return it relative to uniform, or to the prior of Progress."""
+def assert_bounded(sampler: ks.TimestepSampler, floor: float) -> Tensor:
+    """Check the density (K,) against its bounds and return it relative to uniform."""
     density = sampler.density(K)
     assert bool(density.isfinite().all())
     torch.testing.assert_close(density.sum(), torch.tensor(1.0))
-    prior = ks.LogitNormal().density(K) if name.endswith("on_a_prior") else torch.full((K,), 1 / K)
-    cap = PROGRESS_CAP if name in PROGRESS else (1 - floor) * K + floor
-    relative = density / prior
+    cap = (1 - floor) * K + floor
+    relative = density * K
     assert float(relative.min()) >= floor - 1e-4
     assert float(relative.max()) <= cap + 1e-4 * cap
     return relative
@@ -133,7 +119,7 @@ def test_one_attack_after_the_other_leaves_the_density_in_its_bounds(name: str, 
         scene.attack, scene.now = ATTACKS[attack], 0
         for _ in range(3):
             scene.step(sampler)
-        assert_bounded(sampler, name, 0.2)
+        assert_bounded(sampler, 0.2)
     state = sampler.state_dict().values()
     assert all(bool(value.isfinite().all()) for value in state if isinstance(value, Tensor))
 
@@ -145,7 +131,7 @@ def test_each_attack_leaves_a_new_sampler_in_its_bounds(name: str, attack: str) 
     sampler = SAMPLERS[name](scene, 0.1)
     for _ in range(K + 2 if name == "gradient_variance" else 8):  # which looks at one bin per step
         scene.step(sampler)
-        assert_bounded(sampler, name, 0.1)
+        assert_bounded(sampler, 0.1)
 
 
 @pytest.mark.parametrize("num_rows", [1, 2])
@@ -155,20 +141,19 @@ def test_bins_never_drawn_leave_the_density_in_its_bounds(name: str, num_rows: i
     sampler = SAMPLERS[name](scene, 0.1)
     for _ in range(4):
         scene.step(sampler)
-        assert_bounded(sampler, name, 0.1)
+        assert_bounded(sampler, 0.1)
 
 
 @pytest.mark.parametrize("process", PROCESSES)
-@pytest.mark.parametrize("name", ["root_loss", "loss_second_moment", "gradient_variance", *PROGRESS])
+@pytest.mark.parametrize("name", ["root_loss", "loss_second_moment", "gradient_variance"])
 def test_all_loss_in_one_bin_takes_the_density_to_its_cap(name: str, process: str) -> None:
     scene = Scene(process, "one_bin", num_rows=64)
     sampler = SAMPLERS[name](scene, 0.1)
     for _ in range(K + 2):
         scene.step(sampler)
-    relative = assert_bounded(sampler, name, 0.1)
-    cap = PROGRESS_CAP if name in PROGRESS else 0.9 * K + 0.1
+    relative = assert_bounded(sampler, 0.1)
     assert int(relative.argmax()) == 7
-    assert float(relative[7]) > (0.5 if name in PROGRESS else 0.99) * cap
+    assert float(relative[7]) > 0.99 * (0.9 * K + 0.1)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -178,5 +163,5 @@ def test_a_policy_driven_far_keeps_its_floor(name: str) -> None:
     for _ in range(30):
         scene.now = 0  # the same drop at every step
         scene.step(sampler)
-    relative = assert_bounded(sampler, name, 0.1)
+    relative = assert_bounded(sampler, 0.1)
     assert float((relative - 1).abs().max()) > 0.5

@@ -53,7 +53,6 @@ LEARNING: Mapping[str, Mapping[str, Any]] = {
         "sampler.history": 3,
     },
     "root_loss": {**SMALL, "sampler": "root_loss", "sampler.warmup": 4, "sampler.refresh": 2, "sampler.gate": 1.0},
-    "progress": {**SMALL, "sampler": "progress", "sampler.every": 5, "sampler.num_probes": 20},
     "infonoise": {**SMALL, "sampler": "infonoise", "sampler.num_bins": 10, "sampler.warmup": 2},
 }
 

@@ -85,7 +85,7 @@ def test_twelve_kills_leave_no_trace(tmp_path: Path) -> None:
     assert lines_of(found)[-1]["sampler"]["a_std"] > 0  # the sampler had learned something that could be lost
 
 
-@pytest.mark.parametrize("name", ["loss_second_moment", "infonoise", "root_loss", "progress"])
+@pytest.mark.parametrize("name", ["loss_second_moment", "infonoise", "root_loss"])
 def test_kills_leave_no_trace_with_other_samplers(name: str, tmp_path: Path) -> None:
     found, expected = tmp_path / "killed", tmp_path / "whole"
     steps, _ = train_with_kills(found, LEARNING[name], 2, seed=2, moments=(after_some_lines,))

@@ -26,7 +26,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "adaptive": ADAPTIVE,
     "infonoise": LEARNING["infonoise"],
     "root_loss": LEARNING["root_loss"],
-    "progress": {**LEARNING["progress"], **LABELS},
+    "adaptive, labels": {**ADAPTIVE, **LABELS},
     "pairs": {**LEARNING["root_loss"], **LABELS, "pairs": True},
     "stable target": {**SMALL, "pairs": True, "stable_target": 32},
     "labels": {**SMALL, **LABELS},

@@ -32,7 +32,6 @@ SMALL = replace(
     checkpoint_every=10,
 )
 ADAPTIVE = Component("adaptive", {"every": 4})
-PROGRESS = Component("progress", {"every": 4})
 ROOT_LOSS = Component("root_loss", {"warmup": 4, "refresh": 2})
 
 
@@ -45,9 +44,7 @@ def _as_before() -> Iterator[None]:
     AcceleratorState._reset_state(reset_partial_state=True)  # the next test may want another precision
 
 
-@pytest.mark.parametrize(
-    "sampler", [Component("uniform"), ADAPTIVE, PROGRESS, ROOT_LOSS], ids=lambda sampler: sampler.name
-)
+@pytest.mark.parametrize("sampler", [Component("uniform"), ADAPTIVE, ROOT_LOSS], ids=lambda sampler: sampler.name)
 @pytest.mark.parametrize(("precision", "speed"), [("no", "plain"), ("bf16", "plain"), ("bf16", "graph")])
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_a_step_never_waits_for_the_device(sampler: Component, precision: str, speed: str) -> None:
@@ -62,7 +59,7 @@ def test_a_step_never_waits_for_the_device(sampler: Component, precision: str, s
         trainer.step([next(batches)])
 
 
-@pytest.mark.parametrize("sampler", [ADAPTIVE, PROGRESS, ROOT_LOSS], ids=lambda sampler: sampler.name)
+@pytest.mark.parametrize("sampler", [ADAPTIVE, ROOT_LOSS], ids=lambda sampler: sampler.name)
 @pytest.mark.parametrize(
     ("precision", "speed"), [("fp32", "plain"), ("bf16", "graph"), ("fp16", "graph"), ("bf16", "compile")]
 )
@@ -80,9 +77,7 @@ def test_a_stopped_run_goes_on_bitwise(tmp_path: Path, sampler: Component, preci
     assert_close(parts.trainer.ema.averaged, whole.trainer.ema.averaged, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    "sampler", [Component("uniform"), ADAPTIVE, PROGRESS, ROOT_LOSS], ids=lambda sampler: sampler.name
-)
+@pytest.mark.parametrize("sampler", [Component("uniform"), ADAPTIVE, ROOT_LOSS], ids=lambda sampler: sampler.name)
 @pytest.mark.parametrize("options", [{}, {"pairs": True, "stable_target": 64}, {"label_dropout": 0.1, "accumulate": 2}])
 def test_a_replayed_graph_does_what_eager_steps_do(sampler: Component, options: dict[str, Any]) -> None:
     accelerator = Accelerator(mixed_precision="no")
@@ -99,7 +94,6 @@ def test_a_replayed_graph_does_what_eager_steps_do(sampler: Component, options: 
             assert trainer.gradient.recordings
             assert trainer.update.replayed.recordings
             assert bool(trainer.losses_at.recordings) == trainer.sampler.uses_loss_at
-            assert sampler is not PROGRESS or trainer.sampler.probe.replayed.recordings
         states.append((step.losses, step.drawn.t, [p.detach().clone() for p in trainer.network.parameters()]))
     assert_close(states[1], states[0], rtol=1e-3, atol=1e-5)
 

@@ -1,20 +1,16 @@
-"""Curves as a picture, drawn with Pillow: some panels side by side, a legend below each."""
+"""Curves as a picture, drawn by matplotlib: some panels side by side, a legend below each."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kairostep.data.extras import require
 
-SCALE = 3  # drawn larger, then reduced: lines come out smooth
-WIDTH, HEIGHT = 560, 300  # of a panel's axes
-LEFT, RIGHT, TOP, BOTTOM = 70, 24, 48, 50  # around them
-HEAD, LEGEND_LINE = 64, 22
-INK, SOFT, GRID, PAPER = "#1f2430", "#667085", "#e6e8ee", "#ffffff"
+INCHES, DPI = (6.5, 4.6), 100  # of a panel
+WIDE = 1e3  # a logarithmic axis from so many times its lowest value on has powers of ten alone
+INK, SOFT, GRID = "#1f2430", "#667085", "#e6e8ee"
 COLOURS = ("#2f6fde", "#e07b00", "#1f2430", "#1a9850", "#c2185b", "#7b4fc9", "#00a3a3", "#9c6b30")
-Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -38,116 +34,56 @@ class Panel:
     marks: Sequence[tuple[float, str]] = field(default_factory=tuple)  # vertical lines with a word each
 
 
-class Canvas:
-    """A picture drawn at several times its size, in points of the final one."""
-
-    def __init__(self, width: int, height: int) -> None:
-        require("PIL", "a picture")
-        from PIL import Image, ImageDraw
-
-        self.image = Image.new("RGB", (width * SCALE, height * SCALE), PAPER)
-        self.draw = ImageDraw.Draw(self.image)
-
-    def text(self, at: Point, text: str, size: int, colour: str = INK, anchor: str = "lm") -> None:
-        """Write text at a point."""
-        from PIL import ImageFont
-
-        font = ImageFont.load_default(size * SCALE)
-        self.draw.text((at[0] * SCALE, at[1] * SCALE), text, fill=colour, font=font, anchor=anchor)
-
-    def line(self, points: Sequence[Point], colour: str, width: float) -> None:
-        """Draw a line through points."""
-        scaled = [(x * SCALE, y * SCALE) for x, y in points]
-        self.draw.line(scaled, fill=colour, width=round(width * SCALE), joint="curve")
-
-    def finished(self) -> Any:
-        """Return the picture in its size."""
-        from PIL import Image
-
-        size = (self.image.width // SCALE, self.image.height // SCALE)
-        return self.image.resize(size, Image.Resampling.LANCZOS)
-
-
-@dataclass(frozen=True)
-class Axes:
-    """A rectangle of the picture and what it spans."""
-
-    left: float
-    top: float
-    x_range: tuple[float, float]
-    y_range: tuple[float, float]
-
-    def place(self, x: float, y: float) -> Point:
-        """Return the point of a value; what lies beyond the axes goes to their edge."""
-        across = (x - self.x_range[0]) / (self.x_range[1] - self.x_range[0])
-        up = (y - self.y_range[0]) / (self.y_range[1] - self.y_range[0])
-        return self.left + min(1.0, max(0.0, across)) * WIDTH, self.top + HEIGHT * (1 - min(1.0, max(0.0, up)))
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty matplotlib figure of so many inches, without pyplot and its global state."""
+    figure = require("matplotlib.figure", "a picture", "report")
+    return figure.Figure(figsize=(width, height), dpi=DPI, layout="constrained")
 
 
 def write_picture(title: str, note: str, panels: Sequence[Panel], path: Path) -> None:
     """Write a PNG of the panels side by side."""
-    lines = max(len(panel.curves) for panel in panels)
-    width = len(panels) * (LEFT + WIDTH + RIGHT)
-    canvas = Canvas(width, HEAD + TOP + HEIGHT + BOTTOM + LEGEND_LINE * ((lines + 1) // 2))
-    canvas.text((LEFT, 26), title, 20)
-    canvas.text((LEFT, 52), note, 13, SOFT)
-    for number, panel in enumerate(panels):
-        draw_panel(canvas, number * (LEFT + WIDTH + RIGHT) + LEFT, HEAD + TOP, panel)
-    canvas.finished().save(path)
+    figure = new_figure(INCHES[0] * len(panels), INCHES[1])
+    figure.suptitle(f"{title}\n", x=0.01, ha="left", color=INK, fontsize=15)
+    figure.text(0.01, 0.91, note, ha="left", va="center", color=SOFT, fontsize=10)
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        draw_panel(axes, panel)
+    figure.savefig(path)
 
 
-def draw_panel(canvas: Canvas, left: float, top: float, panel: Panel) -> None:
-    """Draw grid, marks, curves and legend."""
-    axes = axes_of(panel, left, top)
-    canvas.text((left, top - 28), panel.title, 16)
-    canvas.text((left + WIDTH, top - 27), panel.y_label, 12, SOFT, "rm")
-    for tick in ticks(*axes.x_range):
-        x, bottom = axes.place(tick, axes.y_range[0])
-        canvas.line([(x, top), (x, bottom)], GRID, 1)
-        canvas.text((x, bottom + 13), f"{tick:g}", 12, SOFT, "mm")
-    for tick in log_ticks(*axes.y_range) if panel.log else ticks(*axes.y_range):
-        _, y = axes.place(axes.x_range[0], math.log10(tick) if panel.log else tick)
-        canvas.line([(left, y), (left + WIDTH, y)], SOFT if tick == 0 else GRID, 1)
-        canvas.text((left - 8, y), f"{tick:g}", 12, SOFT, "rm")
-    for place, word in panel.marks:
-        x, _ = axes.place(place, 0)
-        canvas.line([(x, top), (x, top + HEIGHT)], SOFT, 1)
-        canvas.text((x, top - 9), word, 12, SOFT)
-    canvas.text((left + WIDTH, top + HEIGHT + 30), panel.x_label, 12, SOFT, "rm")
-    for number, curve in reversed(list(enumerate(panel.curves))):
-        drawn = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if y > 0 or not panel.log]
-        points = [axes.place(x, math.log10(y) if panel.log else y) for x, y in drawn]
-        canvas.line(points, COLOURS[number % len(COLOURS)], 2)
+def draw_panel(axes: Any, panel: Panel) -> None:
+    """Draw the curves, the first on top, the marks, and the legend below."""
     for number, curve in enumerate(panel.curves):
-        x, y = left + (number % 2) * WIDTH / 2, top + HEIGHT + BOTTOM + LEGEND_LINE * (number // 2)
-        canvas.line([(x, y), (x + 28, y)], COLOURS[number % len(COLOURS)], 3)
-        canvas.text((x + 36, y), curve.name, 13)
+        points = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if y > 0 or not panel.log]
+        x, y = zip(*points, strict=True) if points else ((), ())
+        axes.plot(x, y, color=COLOURS[number % len(COLOURS)], label=curve.name, zorder=3 - number / 100)
+    if panel.log:
+        axes.set_yscale("log")
+        round_log_ticks(axes.yaxis)
+    else:
+        axes.axhline(0, color=SOFT, linewidth=0.8)
+    style(axes, panel.title, panel.x_label, panel.y_label)
+    top = {"xycoords": ("data", "axes fraction"), "xytext": (2, 2), "textcoords": "offset points"}
+    for place, word in panel.marks:
+        axes.axvline(place, color=SOFT, linewidth=0.8)
+        axes.annotate(word, (place, 1), **top, color=SOFT, fontsize=9)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False, fontsize=10)
 
 
-def axes_of(panel: Panel, left: float, top: float) -> Axes:
-    """Return axes that hold all curves and, unless they are logarithmic, 0."""
-    xs, ys = ([v for curve in panel.curves for v in getattr(curve, key)] for key in ("x", "y"))
-    heights = [math.log10(y) for y in ys if y > 0] or [0.0] if panel.log else [0.0, *ys]
-    return Axes(left, top, span(xs), span(heights))
+def style(axes: Any, title: str, x_label: str, y_label: str) -> None:
+    """Give axes their title and labels, a light grid and no box."""
+    axes.set_title(title, loc="left", color=INK, fontsize=12, pad=16)
+    axes.set_xlabel(x_label, color=SOFT)
+    axes.set_ylabel(y_label, color=SOFT)
+    axes.tick_params(colors=SOFT)
+    axes.grid(color=GRID)
+    axes.set_axisbelow(True)
+    axes.spines[:].set_visible(False)
 
 
-def span(values: Sequence[float]) -> tuple[float, float]:
-    """Return the least and the greatest value, apart from each other."""
-    low, high = min(values), max(values)
-    return (low, high) if high > low else (low, low + 1)
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Return round numbers between the powers of ten to two ends, one to three for each power."""
-    factors = (1, 2, 5) if high - low < 3 else (1,)
-    numbers = [factor * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for factor in factors]
-    return [number for number in numbers if low <= math.log10(number) <= high]
-
-
-def ticks(low: float, high: float, num: int = 6) -> list[float]:
-    """Return round numbers between two ends, about so many."""
-    rough = (high - low) / num
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(k * step, 12) for k in range(first, last + 1)]
+def round_log_ticks(axis: Any, text: str | Callable[[float, int], str] = "{x:g}") -> None:
+    """Mark a logarithmic axis at round numbers, one to three for each power of ten, written as `text` says."""
+    low, high = axis.get_view_interval()
+    factors = (1, 2, 5) if high / low < WIDE else (1,)
+    axis.set_major_locator(require("matplotlib.ticker", "a picture", "report").LogLocator(subs=factors))
+    axis.set_major_formatter(text)
+    axis.set_minor_formatter("")

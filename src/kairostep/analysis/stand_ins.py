@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from kairostep.analysis.preview import NUM_DRAWS, Preview, preview_of
 from kairostep.diffusion import Objective
@@ -28,20 +28,8 @@ class Parts:
         return preview_of(self.objective, self.sampler, x0=torch.zeros(NUM_DRAWS, *SHAPE))
 
 
-class StandInData:
-    """Zeros, as many as asked for."""
-
-    def read_some(self, num: int) -> tuple[Tensor, Tensor]:
-        """Return samples and labels."""
-        return torch.zeros(num, *SHAPE), torch.zeros(num, dtype=torch.int64)
-
-    def to_x0(self, samples: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Return the samples."""
-        return samples
-
-
 def parts_without_data(config: Config) -> Parts:
-    """Return the objective and the fresh sampler of a config; a tiny network and zeros stand in for what it trains."""
+    """Return the objective and the fresh sampler of a config; a tiny network stands in for the one it trains."""
     config, objective = make_objective(config)
     model = nn.Linear(1, 1)
     sampler: TimestepSampler = make(
@@ -52,10 +40,7 @@ def parts_without_data(config: Config) -> Parts:
         objective=objective,
         model=model,
         parameters=model.parameters(),
-        dataset=StandInData(),
-        num_classes=0,
         shape=SHAPE,
-        batch_size=config.batch_size,
         accumulate=config.accumulate,
         seed=config.seed,
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 from kairostep.analysis.picture import Panel, write_picture
 from kairostep.analysis.results import write_result
+from kairostep.data.extras import require
 from kairostep.reports import Axis, Curve, Figure, write_figures
 from kairostep.reports import Panel as PagePanel
 
@@ -13,13 +14,15 @@ SUFFIXES = (".html", ".png", ".json")
 
 
 def check_output(path: Path | None) -> None:
-    """Raise ValueError for a file that could not be written in the end."""
+    """Raise an error for a file that could not be written in the end."""
     if path is None:
         return
     if path.suffix not in SUFFIXES:
         raise ValueError(f"--output must end in {', '.join(SUFFIXES)}, got {path}: pass for instance {path.stem}.html")
     if not path.parent.is_dir():
         raise ValueError(f"--output must be in a folder that exists, got {path}: mkdir -p {path.parent}")
+    if path.suffix == ".png":
+        require("matplotlib", "a picture", "report")  # now, not after minutes of measuring
 
 
 def write_in_run(directory: Path, analysis: str, facts: Mapping[str, Any], result: Any) -> None:

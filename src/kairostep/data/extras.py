@@ -6,9 +6,9 @@ from typing import Any
 from kairostep.installation import missing
 
 
-def require(module: str, what: str) -> Any:
+def require(module: str, what: str, extra: str = "train") -> Any:
     """Return an installed module, or say which extra brings it to whoever wanted `what`."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise missing(what, error, "train") from error
+        raise missing(what, error, extra) from error

@@ -6,7 +6,6 @@ decoded by its annotations: no default is written down twice.
 """
 
 import importlib
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kairostep.data import Dataset, load_cifar10, load_digits, load_fashion_mnist, load_folder
+from kairostep.data import load_cifar10, load_digits, load_fashion_mnist, load_folder
 from kairostep.diffusion import (
     EPSILON,
     VELOCITY,
@@ -29,7 +28,6 @@ from kairostep.diffusion import (
 )
 from kairostep.diffusion.process import Process
 from kairostep.experiments.config import Component, decoded
-from kairostep.experiments.probe_set import ProbeSet
 from kairostep.names import SAMPLERS as SAMPLER_CLASSES
 from kairostep.names import WEIGHTINGS as WEIGHTING_MAKERS
 from kairostep.names import Argument, arguments_of, unknown
@@ -39,7 +37,6 @@ from kairostep.timesteps import (
     BetaPolicy,
     Curriculum,
     InfoNoise,
-    Progress,
     RootLoss,
     Tabulated,
     TimestepSampler,
@@ -49,11 +46,8 @@ from kairostep.timesteps.arguments import choice, count
 FLOW_TIME_SCALE = 1000.0  # diffusers' flow schedulers tell networks t * 1000, which suits their time embeddings
 GIVEN = {"process", "objective", "model", "parameters", "shape", "seed", "split"}  # supplied by the experiment ...
 GIVEN |= {"sample_size", "in_channels", "out_channels", "num_classes"}  # ... for networks
-GIVEN |= {"dataset", "batch_size", "accumulate"}  # ... for samplers
-GIVEN |= {"reward_weight", "loss_weight", "rule", "probe"}  # ... and what the makers below make of them
-
-
-PRIORS = ("uniform", "logit_normal", "mode", "log_normal_sigma", "laplace")  # densities that never change
+GIVEN |= {"accumulate"}  # ... for samplers
+GIVEN |= {"reward_weight", "loss_weight", "rule"}  # ... and what the makers below make of them
 
 
 @dataclass(frozen=True)
@@ -131,29 +125,6 @@ def root_loss(objective: Objective, seed: int, **options: Any) -> RootLoss:
     return RootLoss(loss_weight=objective.weight if is_weighted else None, seed=seed, **options)
 
 
-def progress(
-    objective: Objective,
-    model: nn.Module,
-    dataset: Dataset,
-    num_classes: int,
-    batch_size: int,
-    seed: int,
-    *,
-    prior: str = "uniform",  # or another fixed density
-    num_probes: int = 64,
-    every: int | None = None,  # the usual, or so many times as much that small batches pay two forward passes at most
-    **options: Any,
-) -> Progress:
-    """Return the progress sampler, its probes a fixed sample of the training set."""
-    choice("sampler.prior", prior, PRIORS)
-    density = make_standalone("sampler.prior", prior, objective, seed)
-    count("sampler.num_probes", num_probes)
-    probe = ProbeSet(objective, model, dataset, num_probes, with_classes=num_classes > 0)
-    if every is None:
-        every = arguments_of(Progress)["every"].default * math.ceil(num_probes / (2 * batch_size))
-    return Progress(density, probe=probe, num_probes=num_probes, every=every, model=model, seed=seed, **options)
-
-
 def curriculum(
     objective: Objective,
     accumulate: int,
@@ -215,7 +186,6 @@ SAMPLERS: dict[str, Maker] = {
     "tabulated": tabulated,
     "root_loss": Passing(root_loss, RootLoss),
     "infonoise": Passing(infonoise, InfoNoise),
-    "progress": Passing(progress, Progress),
     "adaptive": Passing(adaptive, Adaptive),
     "curriculum": curriculum,
 }

@@ -85,10 +85,7 @@ def build(config: Config, device: torch.device) -> Experiment:
         objective=objective,
         model=model,
         parameters=model.parameters(),
-        dataset=dataset,
-        num_classes=dataset.num_classes if config.label_dropout is not None else 0,
         shape=dataset.shape,
-        batch_size=config.batch_size,
         accumulate=config.accumulate,
         seed=config.seed,
     )

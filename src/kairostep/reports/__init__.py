@@ -1,5 +1,7 @@
 """What run directories say, for people."""
 
+from typing import TYPE_CHECKING
+
 from kairostep.reports.comparison import comparison_table as comparison_table
 from kairostep.reports.figure import Axis as Axis
 from kairostep.reports.figure import Curve as Curve
@@ -8,4 +10,12 @@ from kairostep.reports.figure import Heat as Heat
 from kairostep.reports.figure import Panel as Panel
 from kairostep.reports.page import write_figures as write_figures
 from kairostep.reports.report import write_report as write_report
-from kairostep.reports.run_files import RunFiles as RunFiles
+from kairostep.reports.run_history import RunHistory as RunHistory
+
+if not TYPE_CHECKING:  # type checkers would take any name for one that is here
+
+    def __getattr__(name: str) -> object:
+        """Say what became of a name that is no longer here."""
+        if name == "RunFiles":
+            raise AttributeError("RunFiles was removed: take RunHistory, which reads the same files with bounds")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,8 +10,6 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from kairostep.timesteps import LossAt
-
 NUM_EAGER = 3  # calls before recording: libraries choose their kernels and gradients get their place
 MAX_RECORDINGS = 4  # shapes of which each has a recording; others are computed eagerly
 
@@ -155,19 +153,6 @@ def described(value: Any) -> Hashable:
 def cloned(values: Values) -> Values:
     """Return copies of the tensors among these."""
     return tuple(value.clone() if isinstance(value, Tensor) else value for value in values)
-
-
-class ReplayedLosses:
-    """A `loss_at` of rows that never change, replayed; it is asked without a gradient."""
-
-    def __init__(self, loss_at: "LossAt | ReplayedLosses", graphs: Graphs) -> None:
-        self.loss_at: LossAt = loss_at.loss_at if isinstance(loss_at, ReplayedLosses) else loss_at
-        self.replayed = graphs.replayed("the probe set", lambda rows, t: (self.loss_at(rows, t),))
-
-    def __call__(self, rows: Tensor, t: Tensor) -> Tensor:
-        """Return the losses (N,) of rows (N,) at t (N,)."""
-        losses: Tensor = self.replayed(rows, t)[0]
-        return losses
 
 
 class ReplayedUpdate:

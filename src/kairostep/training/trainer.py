@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from kairostep.data import Batch
 from kairostep.diffusion import Objective, antithetic_pairs
-from kairostep.timesteps import Progress, Timesteps, TimestepSampler
+from kairostep.timesteps import Timesteps, TimestepSampler
 from kairostep.timesteps.probes import global_generators
 from kairostep.training.ema import EMA
-from kairostep.training.graphed import Graphs, ReplayedLosses, ReplayedUpdate
+from kairostep.training.graphed import Graphs, ReplayedUpdate
 from kairostep.training.precision import prepared
 
 log = logging.getLogger("kairostep")
@@ -152,8 +152,6 @@ class Trainer:
         graphs = Graphs(self.accelerator.device)
         self.gradient = graphs.replayed("the gradient", self._gradient)
         self.losses_at = graphs.replayed("a probe", self._losses_at)
-        if isinstance(self.sampler, Progress) and self.sampler.probe is not None:
-            self.sampler.probe = ReplayedLosses(self.sampler.probe, graphs)
         if self.scaler.is_enabled() or not all(group.get("fused") for group in self.optimizer.param_groups):
             log.warning("the optimizer's step is not replayed: only a fused one can be, and not in fp16")
             self.update = self._update
