@@ -94,7 +94,10 @@ def main() -> None:
         "adaptive": ks.Adaptive(ks.BetaPolicy.for_input(shape), weight, model=model),
         "adaptive, one pair": ks.Adaptive(ks.BetaPair(), weight, model=model),
         "adaptive, all T, all x0": ks.Adaptive(
-            ks.BetaPolicy.for_input(shape), weight, sweep=1000, reward_rows=arguments.batch, model=model
+            ks.BetaPolicy.for_input(shape),
+            weight,
+            probing=ks.Probing(sweep=1000, reward_rows=arguments.batch),
+            model=model,
         ),
     }
     samplers = {name: sampler.to(device) for name, sampler in samplers.items()}
