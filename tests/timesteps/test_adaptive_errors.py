@@ -34,6 +34,7 @@ from kairostep.timesteps.policy import MAX_CONCENTRATION, Beta
         (lambda: ks.Adaptive(ks.BetaPair(), floor=1.0), r"floor must be in \[0, 1\), got 1.0"),
         (lambda: ks.Adaptive(ks.BetaPair(), floor=0.1, as_published=True), "as_published fixes floor"),
         (lambda: ks.Adaptive(ks.DiscreteProcess.linear().vlb_weight), "policy must be a Module"),
+        (lambda: ks.Adaptive(ks.BetaPair(), probing={"every": 2}), "probing must be a Probing, got {'every': 2}"),
         (lambda: ks.Adaptive(ks.BetaPair(), ks.vlb(ks.DiscreteProcess.linear())), r"objective.reweighting"),
         (lambda: ks.Adaptive(ks.BetaPair(), lambda t: t / 0), "reward_weight must be finite"),
         (

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from kairostep.timesteps.arguments import below_one, count, nonnegative
 from kairostep.timesteps.distributed import gather_over_ranks, sum_over_ranks, world_size
 from kairostep.timesteps.draws import Draws
-from kairostep.timesteps.policy import Beta, BetaPair
-from kairostep.timesteps.probe_plan import Probe, Probing, plan_probe, refuse_moved
+from kairostep.timesteps.policy import Beta, BetaPair, check_policy
+from kairostep.timesteps.probe_plan import Probe, Probing, check_probing, plan_probe
 from kairostep.timesteps.probes import (
     Borrowed,
     eval_mode,
@@ -98,9 +98,8 @@ class Adaptive(TimestepSampler):
         **moved: Never,
     ) -> None:
         super().__init__()
-        refuse_moved(moved)
-        if not isinstance(policy, nn.Module):
-            raise ValueError(f"policy must be a Module, got {policy!r}: pass BetaPolicy.for_input(x0.shape[1:])")
+        check_policy(policy)
+        check_probing(probing, moved)
         self.reading = Published() if as_published else Reading()
         self.reading.check(floor, probing, unbiased=unbiased)
         self.uses_x0 = not isinstance(policy, BetaPair)
@@ -120,6 +119,10 @@ class Adaptive(TimestepSampler):
         self.reading.prepare(policy, self.queue)
         learning_rate = nonnegative("learning_rate", learning_rate)
         self.optimizer = PolicyOptimizer(policy, learning_rate, per_input=self.reading.rates_per_input)
+        self.register_records()
+
+    def register_records(self) -> None:
+        """Make room for what is remembered from one probe to the next."""
         self.register_buffer("latest", torch.ones(NUM_REMEMBERED, 2, dtype=torch.float32))
         self.register_buffer("reward", torch.zeros(2, dtype=torch.float32))
         self.register_buffer("baseline", torch.zeros(2, dtype=torch.float32))

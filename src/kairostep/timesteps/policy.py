@@ -253,3 +253,9 @@ class BetaPair(nn.Module):
         """Follow the model to its device but never into half precision."""
         super()._apply(at_least_float32(fn), recurse)  # type: ignore[no-untyped-call]
         return self
+
+
+def check_policy(policy: nn.Module) -> None:
+    """Raise unless it is a Module."""
+    if not isinstance(policy, nn.Module):
+        raise ValueError(f"policy must be a Module, got {policy!r}: pass BetaPolicy.for_input(x0.shape[1:])")

@@ -69,9 +69,11 @@ def bundle_probing(options: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "probing": Probing(**probing)} if probing else rest
 
 
-def refuse_moved(options: dict[str, Any]) -> None:
-    """Raise a TypeError for keywords that `Adaptive` does not take, with the new place of those it used to take."""
-    for name, value in options.items():
+def check_probing(probing: Probing, moved: dict[str, Any]) -> None:
+    """Raise unless `probing` is a `Probing`, and for keywords that `Adaptive` does not take or takes no longer."""
+    if not isinstance(probing, Probing):
+        raise ValueError(f"probing must be a Probing, got {probing!r}: pass for instance ks.Probing(every=40)")
+    for name, value in moved.items():
         if name in PROBING_OPTIONS:
             raise TypeError(
                 f"{name} is an option of Probing, got Adaptive({name}={value!r}): "
