@@ -35,7 +35,7 @@ ARMS: dict[str, Callable[[int], ks.TimestepSampler]] = {
     "loss, floor 0.2, entropy 0.1": lambda seed: adaptive(seed, floor=0.2, entropy=0.1),
     "bound, no floor": lambda seed: adaptive(seed, floor=0.0, reward_weight=PROCESS.vlb_weight),
     "bound, floor 0.5": lambda seed: adaptive(seed, floor=0.5, reward_weight=PROCESS.vlb_weight),
-    "loss, floor 0.5, batch credit": lambda seed: adaptive(seed, floor=0.5, credit="batch"),
+    "loss, floor 0.5, batch credit": lambda seed: adaptive(seed, floor=0.5, probing=ks.Probing(credit="batch")),
 }
 
 

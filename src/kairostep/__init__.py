@@ -36,6 +36,7 @@ from kairostep.timesteps import LogNormalSigma as LogNormalSigma
 from kairostep.timesteps import LossAt as LossAt
 from kairostep.timesteps import LossSecondMoment as LossSecondMoment
 from kairostep.timesteps import Mode as Mode
+from kairostep.timesteps import Probing as Probing
 from kairostep.timesteps import RootLoss as RootLoss
 from kairostep.timesteps import Speed as Speed
 from kairostep.timesteps import Tabulated as Tabulated

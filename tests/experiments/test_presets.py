@@ -158,7 +158,8 @@ def test_the_adaptive_sampler_gets_the_numbers_of_its_preset(monkeypatch: pytest
     monkeypatch.setitem(DATASETS, "cifar10", stub)
     sampler = build(with_overrides(preset("cifar10-ddpm"), SMALLER["unet"]), CPU).sampler
     assert isinstance(sampler, Adaptive)
-    assert_has(sampler, every=40, entropy=1e-2, num_steps=1000)
+    assert_has(sampler, entropy=1e-2, num_steps=1000)
+    assert_has(sampler.probing, every=40)
     assert sampler.queue.selected.shape == (3,)
     assert sampler.queue.present.shape == (20,)
     assert hidden_of(sampler) == [128, 128]

@@ -19,7 +19,7 @@ def make_root_loss(model: nn.Module) -> ks.TimestepSampler:
 def make_adaptive(model: nn.Module) -> ks.TimestepSampler:
     """Return a sampler that looks at x0 and asks for losses."""
     policy = ks.BetaPolicy.for_input((3,), hidden=8, seed=0)
-    return ks.Adaptive(policy, every=2, sweep=8, reward_rows=8, queue_size=3, model=model)
+    return ks.Adaptive(policy, probing=ks.Probing(every=2, sweep=8, reward_rows=8, queue_size=3), model=model)
 
 
 def make_uniform(model: nn.Module) -> ks.TimestepSampler:

@@ -101,7 +101,7 @@ def make_root_loss(model: nn.Module) -> ks.TimestepSampler:
 
 def make_adaptive(model: nn.Module) -> ks.TimestepSampler:
     policy = ks.BetaPolicy.for_input((1, 8, 8), hidden=8, seed=0)
-    return ks.Adaptive(policy, every=4, sweep=8, reward_rows=8, queue_size=3, model=model)
+    return ks.Adaptive(policy, probing=ks.Probing(every=4, sweep=8, reward_rows=8, queue_size=3), model=model)
 
 
 class Training:

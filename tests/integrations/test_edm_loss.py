@@ -44,7 +44,9 @@ def root_loss() -> ks.RootLoss:
 
 
 def adaptive() -> ks.Adaptive:
-    return ks.Adaptive(ks.BetaPolicy.for_input((1, 4, 4), hidden=8), every=3, sweep=10, reward_rows=4)
+    return ks.Adaptive(
+        ks.BetaPolicy.for_input((1, 4, 4), hidden=8), probing=ks.Probing(every=3, sweep=10, reward_rows=4)
+    )
 
 
 @pytest.mark.parametrize(

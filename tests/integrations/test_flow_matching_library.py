@@ -47,7 +47,7 @@ class Loop:
         own: ks.TimestepSampler = ks.RootLoss(num_bins=5, warmup=4, refresh=2, gate=1.0)
         if kind == "adaptive":
             policy = ks.BetaPolicy.for_input((2,), hidden=8)
-            own = ks.Adaptive(policy, every=3, sweep=10, reward_rows=4, model=self.model)
+            own = ks.Adaptive(policy, probing=ks.Probing(every=3, sweep=10, reward_rows=4), model=self.model)
         self.sampler = PathSampler(own, path)
 
     def step(self, step: int) -> float:

@@ -69,7 +69,7 @@ def root_loss() -> ks.RootLoss:
 
 def adaptive() -> ks.Adaptive:
     policy = ks.BetaPolicy.for_input((1, 4, 4), hidden=8)
-    return ks.Adaptive(policy, num_steps=T, every=3, sweep=10, reward_rows=4)
+    return ks.Adaptive(policy, num_steps=T, probing=ks.Probing(every=3, sweep=10, reward_rows=4))
 
 
 @pytest.mark.parametrize("objective", ["pred_noise", "pred_x0", "pred_v"])
@@ -144,8 +144,16 @@ def test_a_learning_sampler_trains_and_resumes_bitwise(make: Make, kind: Any, se
 
 @pytest.mark.parametrize("self_condition", [False, True])
 def test_probes_leave_training_as_it_is(make: Make, self_condition: bool) -> None:
-    still = ks.Adaptive(ks.BetaPair(), num_steps=T, every=2, sweep=10, reward_rows=4, learning_rate=0.0, floor=0.5)
-    never = ks.Adaptive(ks.BetaPair(), num_steps=T, every=10**6, sweep=10, reward_rows=4, learning_rate=0.0, floor=0.5)
+    still = ks.Adaptive(
+        ks.BetaPair(), num_steps=T, probing=ks.Probing(every=2, sweep=10, reward_rows=4), learning_rate=0.0, floor=0.5
+    )
+    never = ks.Adaptive(
+        ks.BetaPair(),
+        num_steps=T,
+        probing=ks.Probing(every=10**6, sweep=10, reward_rows=4),
+        learning_rate=0.0,
+        floor=0.5,
+    )
     never.steps.advance()  # past the first step, which would be probed
     loops = [Loop(make(self_condition=self_condition), sampler) for sampler in (still, never)]
     for step in range(6):

@@ -20,7 +20,7 @@ def root_loss() -> ks.RootLoss:
 
 def adaptive() -> ks.Adaptive:
     policy = ks.BetaPolicy.for_input((1, 4, 4), hidden=8)
-    return ks.Adaptive(policy, num_steps=T, every=3, sweep=10, reward_rows=4)
+    return ks.Adaptive(policy, num_steps=T, probing=ks.Probing(every=3, sweep=10, reward_rows=4))
 
 
 def test_the_real_unet_and_the_real_1d_diffusion_learn_too() -> None:

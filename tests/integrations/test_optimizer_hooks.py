@@ -57,7 +57,7 @@ class Loop:
 def make_sampler(kind: str, model: nn.Module) -> ks.TimestepSampler:
     if kind == "adaptive":
         policy = ks.BetaPolicy.for_input((4,), hidden=8)
-        return ks.Adaptive(policy, num_steps=100, every=3, sweep=10, reward_rows=4, model=model)
+        return ks.Adaptive(policy, num_steps=100, probing=ks.Probing(every=3, sweep=10, reward_rows=4), model=model)
     if kind == "gradient_variance":
         return ks.GradientVariance(model.parameters(), num_bins=5, every=1, rows_per_gradient=4)
     if kind == "second_moment":

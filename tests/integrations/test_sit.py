@@ -57,7 +57,7 @@ def root_loss() -> ks.RootLoss:
 
 
 def adaptive() -> ks.Adaptive:
-    return ks.Adaptive(ks.BetaPolicy.for_input((4,), hidden=8), every=3, sweep=10, reward_rows=4)
+    return ks.Adaptive(ks.BetaPolicy.for_input((4,), hidden=8), probing=ks.Probing(every=3, sweep=10, reward_rows=4))
 
 
 @pytest.mark.parametrize("path", PATHS)

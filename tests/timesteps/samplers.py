@@ -39,12 +39,19 @@ SAMPLERS: dict[str, Build] = {
     "info_noise_unbiased": lambda model, seed, shape: ks.InfoNoise(
         ks.FlowProcess(), warmup=3, refresh=1, unbiased=True, seed=seed
     ),
-    "adaptive": lambda model, seed, shape: ks.Adaptive(ks.BetaPolicy.for_input(shape, 16), every=2, seed=seed),
+    "adaptive": lambda model, seed, shape: ks.Adaptive(
+        ks.BetaPolicy.for_input(shape, 16), probing=ks.Probing(every=2), seed=seed
+    ),
     "adaptive_pair_unbiased": lambda model, seed, shape: ks.Adaptive(
-        ks.BetaPair(), every=2, floor=0.1, learning_rate=0.3, credit="batch", unbiased=True, seed=seed
+        ks.BetaPair(),
+        probing=ks.Probing(every=2, credit="batch"),
+        floor=0.1,
+        learning_rate=0.3,
+        unbiased=True,
+        seed=seed,
     ),
     "adaptive_as_published": lambda model, seed, shape: ks.Adaptive(
-        ks.BetaPolicy.for_input(shape, 16), every=3, num_steps=50, as_published=True, seed=seed
+        ks.BetaPolicy.for_input(shape, 16), probing=ks.Probing(every=3), num_steps=50, as_published=True, seed=seed
     ),
     "gradient_variance": lambda model, seed, shape: ks.GradientVariance(
         model.parameters(), num_bins=8, every=2, seed=seed

@@ -60,7 +60,8 @@ def test_density_moves_to_where_there_is_something_left_to_learn(seed: int, buil
     """200 updates double the mass there from 0.3, of 0.65 that the floor allows; with permuted rewards they do not."""
     torch.manual_seed(seed)
     paid, control = (
-        train_rows(ks.Adaptive(build(), every=1, seed=seed), seed, 200, permuted=permuted) for permuted in (False, True)
+        train_rows(ks.Adaptive(build(), probing=ks.Probing(every=1), seed=seed), seed, 200, permuted=permuted)
+        for permuted in (False, True)
     )
     assert paid > 0.6
     assert abs(control - 0.3) < 0.1
@@ -70,7 +71,9 @@ def test_batch_credit_learns_where_rows_have_nothing_of_their_own() -> None:
     """Ten parameters, one per tenth of t, shared by all rows: per-row credit is blind here by construction."""
 
     def train(credit: str, seed: int) -> float:
-        sampler = ks.Adaptive(ks.BetaPair(), num_steps=20, every=1, credit=credit, floor=0.0, seed=seed)
+        sampler = ks.Adaptive(
+            ks.BetaPair(), num_steps=20, probing=ks.Probing(every=1, credit=credit), floor=0.0, seed=seed
+        )
         learned = torch.zeros(10)
 
         def loss_at(rows: Tensor, t: Tensor) -> Tensor:
@@ -90,7 +93,7 @@ def test_batch_credit_learns_where_rows_have_nothing_of_their_own() -> None:
 
 def test_an_update_that_does_nothing_earns_exactly_zero() -> None:
     problem = Problem()
-    sampler = ks.Adaptive(ks.BetaPair(), every=1)
+    sampler = ks.Adaptive(ks.BetaPair(), probing=ks.Probing(every=1))
     for step in range(4):
         problem.step(sampler, data(step), skip=True)
         assert sampler.reward.tolist() == [0.0, 0.0]
@@ -100,7 +103,7 @@ def test_an_update_that_does_nothing_earns_exactly_zero() -> None:
 
 def test_a_step_that_a_grad_scaler_skips_earns_exactly_zero() -> None:
     problem = Problem()
-    sampler = ks.Adaptive(ks.BetaPair(), every=1, model=problem.model)
+    sampler = ks.Adaptive(ks.BetaPair(), probing=ks.Probing(every=1), model=problem.model)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     before = parameters_to_vector(problem.model.parameters()).detach().clone()
     for step, poison in ((0, math.inf), (1, 1.0)):
@@ -123,7 +126,7 @@ def test_learning_rate_zero_leaves_training_bitwise_unchanged() -> None:
     for every in (1, 10**9):
         torch.manual_seed(0)
         problem = Problem()
-        sampler = ks.Adaptive(ks.BetaPolicy.for_input((4,), 16), every=every, learning_rate=0.0)
+        sampler = ks.Adaptive(ks.BetaPolicy.for_input((4,), 16), probing=ks.Probing(every=every), learning_rate=0.0)
         for step in range(1, 12):
             problem.step(sampler, data(step))
         weights.append(parameters_to_vector(problem.model.parameters()))
@@ -134,7 +137,7 @@ def test_learning_rate_zero_leaves_training_bitwise_unchanged() -> None:
 def test_common_random_numbers_and_eval_mode_make_the_difference_exact() -> None:
     """A change of the last bias alone moves every loss by a known amount, dropout and noise notwithstanding."""
     problem = Problem()
-    sampler = ks.Adaptive(ks.BetaPair(), every=1, model=problem.model)
+    sampler = ks.Adaptive(ks.BetaPair(), probing=ks.Probing(every=1), model=problem.model)
     modes = []
     problem.model.register_forward_pre_hook(lambda module, args: modes.append(module.training))
     problem.model[0].eval()
@@ -158,7 +161,9 @@ def test_saved_killed_and_resumed_in_mid_queue_is_never_stopped() -> None:
 
     def build() -> tuple[Problem, ks.Adaptive]:
         problem = Problem()
-        return problem, ks.Adaptive(ks.BetaPolicy.for_input((4,), 16), every=3, queue_size=5, model=problem.model)
+        return problem, ks.Adaptive(
+            ks.BetaPolicy.for_input((4,), 16), probing=ks.Probing(every=3, queue_size=5), model=problem.model
+        )
 
     torch.manual_seed(1)
     problem, sampler = build()
@@ -183,7 +188,7 @@ def test_compiled_models_are_probed_in_eval_mode_and_left_in_train_mode() -> Non
     torch.compiler.reset()
     problem = Problem()
     problem.model = torch.compile(problem.model, backend="aot_eager")  # type: ignore[assignment]
-    sampler = ks.Adaptive(ks.BetaPair(), every=2, model=problem.model)
+    sampler = ks.Adaptive(ks.BetaPair(), probing=ks.Probing(every=2), model=problem.model)
     for step in range(4):
         problem.step(sampler, data(step))
     assert problem.model.training
@@ -195,7 +200,7 @@ def test_compiled_models_are_probed_in_eval_mode_and_left_in_train_mode() -> Non
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_inside_the_loss_and_gradient_accumulation(dtype: torch.dtype) -> None:
     problem = Problem()
-    sampler = ks.Adaptive(ks.BetaPolicy.for_input((4,), 16), every=2, model=problem.model)
+    sampler = ks.Adaptive(ks.BetaPolicy.for_input((4,), 16), probing=ks.Probing(every=2), model=problem.model)
     for step in range(6):
         problem.optimizer.zero_grad()
         for micro_batch in range(2):
@@ -220,7 +225,9 @@ def test_it_combines_with_any_weighting(weighting: ks.Weighting) -> None:
     problem, process = Problem(), ks.DiscreteProcess.cosine()
     problem.objective = ks.Objective(process, ks.V, weighting)
     reward_weight = problem.objective.reweighting(ks.vlb(process))
-    sampler = ks.Adaptive(ks.BetaPolicy.for_input((4,), 16), reward_weight, every=1, model=problem.model)
+    sampler = ks.Adaptive(
+        ks.BetaPolicy.for_input((4,), 16), reward_weight, probing=ks.Probing(every=1), model=problem.model
+    )
     for step in range(12):
         problem.step(sampler, data(step))
     diagnostics = {key: float(value.detach()) for key, value in sampler.diagnostics().items()}
@@ -232,7 +239,7 @@ def test_it_combines_with_any_weighting(weighting: ks.Weighting) -> None:
 
 def test_seconds_are_measured_on_request() -> None:
     problem = Problem()
-    sampler = ks.Adaptive(ks.BetaPair(), every=1)
+    sampler = ks.Adaptive(ks.BetaPair(), probing=ks.Probing(every=1))
     sampler.time_probes = True
     problem.step(sampler, data(0))
     assert 0 < float(sampler.diagnostics()["probe_seconds"]) < 60

@@ -39,7 +39,7 @@ def test_the_vlb_drop_is_the_drop_of_the_gaussian_kl() -> None:
         ratio = variance / model_variance
         return 0.5 * (ratio - 1 - ratio.log() + (mean - model_mean).square() / model_variance).mean()
 
-    sampler = ks.Adaptive(ks.BetaPair(), process.vlb_weight, num_steps=20, sweep=20)
+    sampler = ks.Adaptive(ks.BetaPair(), process.vlb_weight, num_steps=20, probing=ks.Probing(sweep=20))
     probe = sampler.plan(x0, 0)
     cells = list(zip(probe.rows.tolist(), (probe.t * 20).long().tolist(), strict=True))
     weight = process.vlb_weight(probe.t)
@@ -56,7 +56,7 @@ def test_as_published_draws_round_u_times_t_minus_1() -> None:
     with torch.no_grad():
         drawn = [sampler.sample(torch.zeros(1000, 1)) for _ in range(100)]
     index = torch.cat([d.index(1000) for d in drawn])
-    u = torch.cat([sampler.to_u(d.t) for d in drawn]).double()
+    u = torch.cat([sampler.reading.to_u(d.t, 1000) for d in drawn]).double()
     assert float(u.min()) > -1e-5
     assert float(u.max()) < 1 + 1e-5
     assert float((index == (u * 999).round().long()).float().mean()) > 0.9995  # but for ties in float32
@@ -71,7 +71,7 @@ def test_as_published_pays_the_sum_over_s_in_bits_with_undetached_entropy() -> N
     model, x0 = nn.Linear(4, 4), data(0)
     policy = ks.BetaPolicy.for_input((4,), 8)
     nn.init.normal_(policy.out.weight, std=0.3)
-    sampler = ks.Adaptive(policy, lambda t: 1 + t, num_steps=50, every=1, as_published=True)
+    sampler = ks.Adaptive(policy, lambda t: 1 + t, num_steps=50, probing=ks.Probing(every=1), as_published=True)
     reference = copy.deepcopy(policy)
     assert sampler.queue.selected.tolist() == [0, 1, 2]
     assert len(sampler.queue.sweep_t) == 50
@@ -88,7 +88,7 @@ def test_as_published_pays_the_sum_over_s_in_bits_with_undetached_entropy() -> N
         losses.append(model(x0).square().mean(1))
     scale = ((1 + t_selected) * (2 - t_selected)).sum()
     reward = (losses[0] - losses[1]) * scale / math.log(2)
-    u = sampler.to_u(drawn.t)
+    u = sampler.reading.to_u(drawn.t, 50)
     a, b = (nn.functional.softplus(reference.out(reference.hidden(x0))) + 1e-5).unbind(1)  # the released map
     distribution = torch.distributions.Beta(a, b)
     adam = torch.optim.Adam(reference.parameters(), lr=1e-2)
@@ -102,7 +102,9 @@ def test_as_published_pays_the_sum_over_s_in_bits_with_undetached_entropy() -> N
 
 def test_as_published_measures_with_fresh_noise_in_train_mode() -> None:
     problem = Problem()
-    sampler = ks.Adaptive(ks.BetaPair(), every=1, as_published=True, num_steps=20, model=problem.model)
+    sampler = ks.Adaptive(
+        ks.BetaPair(), probing=ks.Probing(every=1), as_published=True, num_steps=20, model=problem.model
+    )
     modes = []
     problem.model.register_forward_pre_hook(lambda module, args: modes.append(module.training))
     problem.step(sampler, data(0), skip=True)
@@ -132,16 +134,18 @@ def test_an_unbounded_policy_is_an_option_without_the_rest() -> None:
 
 
 def test_a_state_from_before_the_released_map_keeps_the_map_it_was_trained_with() -> None:
-    saved = ks.Adaptive(ks.BetaPair(), every=1)
+    saved = ks.Adaptive(ks.BetaPair(), probing=ks.Probing(every=1))
     with torch.no_grad():
         saved.policy.output.copy_(torch.tensor([0.7, -0.3]))
     state = {key: value for key, value in saved.state_dict().items() if not key.endswith(("kind", "_extra_state"))}
     state["steps._extra_state"] = saved.state_dict()["steps._extra_state"]  # was there before
-    resumed = ks.Adaptive(ks.BetaPair(), every=1, as_published=True, num_steps=128)  # 128 timesteps in both sweeps
+    resumed = ks.Adaptive(
+        ks.BetaPair(), probing=ks.Probing(every=1), as_published=True, num_steps=128
+    )  # 128 timesteps in both sweeps
     resumed.load_state_dict(state)
     assert_close(resumed.policy(data(0)).a, saved.policy(data(0)).a)
-    again = ks.Adaptive(ks.BetaPair(), every=1)
-    again.load_state_dict(ks.Adaptive(ks.BetaPair(bounded=False), every=1).state_dict())
+    again = ks.Adaptive(ks.BetaPair(), probing=ks.Probing(every=1))
+    again.load_state_dict(ks.Adaptive(ks.BetaPair(bounded=False), probing=ks.Probing(every=1)).state_dict())
     assert_close(again.policy(data(0)).a, torch.full((32,), 0.97409), rtol=0, atol=1e-5)
 
 
@@ -151,7 +155,7 @@ def test_under_the_bound_of_cosine_one_timestep_is_selected_nearly_always() -> N
     for name in ("cosine", "linear"):
         process, problem = getattr(ks.DiscreteProcess, name)(), Problem()
         problem.objective = ks.Objective(process)
-        sampler = ks.Adaptive(ks.BetaPair(), process.vlb_weight, every=1, model=problem.model)
+        sampler = ks.Adaptive(ks.BetaPair(), process.vlb_weight, probing=ks.Probing(every=1), model=problem.model)
         selected = []
         for step in range(40):
             problem.step(sampler, data(step))
@@ -165,9 +169,9 @@ def test_under_the_bound_of_cosine_one_timestep_is_selected_nearly_always() -> N
 
 def test_raw_rewards_are_paid_as_they_are() -> None:
     rewards, valid = torch.tensor([0.3, -0.1, 0.0, 0.5]), torch.tensor([1.0, 1.0, 0.0, 1.0])
-    raw = ks.Adaptive(ks.BetaPair(), standardised=False)
+    raw = ks.Adaptive(ks.BetaPair(), probing=ks.Probing(standardised=False))
     assert torch.equal(raw.advantages(rewards, valid), rewards)
-    batch = ks.Adaptive(ks.BetaPair(), standardised=False, credit="batch")
+    batch = ks.Adaptive(ks.BetaPair(), probing=ks.Probing(standardised=False, credit="batch"))
     assert_close(batch.advantages(rewards, valid), 0.7 / 3 * valid)
     usual = ks.Adaptive(ks.BetaPair()).advantages(rewards, valid)
     assert_close(usual.sum(), torch.tensor(0.0), rtol=0, atol=1e-6)

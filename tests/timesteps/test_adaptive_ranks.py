@@ -51,7 +51,7 @@ def train_in_ddp(rank: int) -> dict[str, Tensor]:
     wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(wrapped.parameters(), lr=1e-2)
     objective = ks.Objective(ks.DiscreteProcess.linear())
-    sampler = ks.Adaptive(ks.BetaPolicy.for_input((4,), 16), every=2, model=wrapped)
+    sampler = ks.Adaptive(ks.BetaPolicy.for_input((4,), 16), probing=ks.Probing(every=2), model=wrapped)
     for _ in range(12):
         x0 = torch.randn(16, 4)
 
@@ -69,7 +69,9 @@ def train_in_ddp(rank: int) -> dict[str, Tensor]:
 
 def build(credit: str) -> ks.Adaptive:
     """Return a sampler that sweeps two x0, as two ranks do by default."""
-    return ks.Adaptive(ks.BetaPolicy.for_input((4,), 16), every=2, queue_size=8, sweep_x0=2, credit=credit, seed=3)
+    return ks.Adaptive(
+        ks.BetaPolicy.for_input((4,), 16), probing=ks.Probing(every=2, queue_size=8, sweep_x0=2, credit=credit), seed=3
+    )
 
 
 def run_rank(rank: int, folder: str) -> None:

@@ -94,7 +94,11 @@ every_sampler = pytest.mark.parametrize("name", SAMPLERS)
 
 def adaptive(policy: nn.Module, floor: float, *, unbiased: bool = False) -> ks.Adaptive:
     return ks.Adaptive(
-        policy, every=1, sweep=8, queue_size=3, reward_rows=8, floor=floor, learning_rate=3.0, unbiased=unbiased
+        policy,
+        probing=ks.Probing(every=1, sweep=8, queue_size=3, reward_rows=8),
+        floor=floor,
+        learning_rate=3.0,
+        unbiased=unbiased,
     )
 
 

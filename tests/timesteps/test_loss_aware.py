@@ -176,3 +176,85 @@ def test_gradient_variance_needs_a_differentiable_loss() -> None:
 def test_wrong_arguments_are_refused_with_rule_and_value(build: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build()  # type: ignore[operator]
+
+
+def learned_by_losses(num_bins: int) -> ks.TimestepSampler:
+    """Return a sampler that has left the uniform density."""
+    sampler = ks.LossSecondMoment(num_bins, history=2, uniform_prob=0.01, seed=3)
+    t = ((torch.arange(2 * num_bins) + 0.5) / (2 * num_bins)).float()
+    show(sampler, t, 0.2 + t.square())
+    return sampler
+
+
+def learned_by_gradients(num_bins: int) -> ks.TimestepSampler:
+    """Return a sampler that has measured every bin, one of them without any variance."""
+    model, x0 = nn.Linear(3, 1, bias=False), torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+    sampler = ks.GradientVariance(model.parameters(), num_bins=num_bins, every=1, seed=3)
+    for _ in range(num_bins):
+        drawn = sampler.sample(x0)
+        with sampler.observe(x0, drawn, torch.zeros(64), lambda rows, t: model(x0[rows])[:, 0] * (t > 1 / num_bins)):
+            pass
+    return sampler
+
+
+LEARNED = {"loss_second_moment": learned_by_losses, "gradient_variance": learned_by_gradients}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_draws_from_the_table_are_those_of_the_inverse_cdf(name: str) -> None:
+    """The table draws what the inverse of the cumulative mass gives in float64, empty bins included."""
+    sampler = LEARNED[name](8)
+    mass = sampler.learned().double()  # type: ignore[operator]
+    u = sampler.draws(torch.zeros(4096, 1))  # type: ignore[operator]
+    sampler.draws.step -= 1  # type: ignore[operator]
+    drawn = sampler.sample(torch.zeros(4096, 1))
+    cdf = np.concatenate([[0.0], mass.cumsum(0).numpy()])
+    expected = np.interp(u.double().numpy(), cdf / cdf[-1], np.linspace(0, 1, 9))
+    assert_close(drawn.t.double(), torch.tensor(expected), rtol=0, atol=2e-6)
+    assert_close(sampler.density(8).double(), mass, rtol=1e-6, atol=1e-8)
+    weight = 1 / (8 * mass[drawn.index(8)]) if name == "loss_second_moment" else torch.ones(4096).double()
+    assert float(((drawn.weight.double() - weight).abs() < 1e-5 * weight).double().mean()) > 0.999  # but for edges
+
+
+@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("nested", [False, True], ids=["alone", "in a curriculum"])
+def test_states_from_before_the_table_go_on_where_they_stood(name: str, nested: bool) -> None:
+    def build(own: ks.TimestepSampler) -> ks.TimestepSampler:
+        return ks.Curriculum(ks.Uniform(), own, start=0, end=0) if nested else own
+
+    saved = build(LEARNED[name](8))
+    state = {key: value for key, value in saved.state_dict().items() if not key.endswith("table.rows")}
+    if name == "loss_second_moment":  # which counted no steps
+        state = {key: value for key, value in state.items() if not key.endswith("steps._extra_state")}
+    parameters = [nn.Parameter(torch.zeros(3))]
+    fresh = {
+        "loss_second_moment": ks.LossSecondMoment(8, history=2, uniform_prob=0.01),
+        "gradient_variance": ks.GradientVariance(parameters, num_bins=8, every=1),
+    }
+    resumed = build(fresh[name])
+    num_before = len(state)
+    resumed.load_state_dict(state)
+    assert len(state) == num_before  # the caller's own
+    for step in range(3):
+        x0 = torch.zeros(64, 1)
+        then, now = saved.sample(x0), resumed.sample(x0)
+        assert torch.equal(then.t, now.t), step
+        assert torch.equal(then.weight, now.weight), step
+    assert float((resumed.density(8) - 1 / 8).abs().max()) > 0.01
+
+
+def test_a_state_without_what_was_learned_is_refused() -> None:
+    state = {key: value for key, value in learned_by_losses(8).state_dict().items() if "losses" not in key}
+    del state["table.rows"]
+    with pytest.raises(RuntimeError, match="Missing key"):
+        ks.LossSecondMoment(8, history=2).load_state_dict(state)
+
+
+def test_an_empty_bin_is_never_drawn_from() -> None:
+    table = DrawTable(4, beta=0.0)
+    table.set(torch.tensor([0.0, 1.0, 0.0, 3.0]))
+    drawn = table.draw(torch.linspace(2**-25, 1 - 2**-24, 10_001))
+    assert_close(table.mass(), torch.tensor([0.0, 0.25, 0.0, 0.75]))
+    in_second, in_fourth = ((drawn.t >= low) & (drawn.t <= low + 0.25) for low in (0.25, 0.75))
+    assert bool((in_second | in_fourth).all())
+    assert_close(drawn.weight, torch.ones(10_001))

@@ -11,7 +11,8 @@ from torch.nn.utils import parameters_to_vector
 from torch.testing import assert_close
 
 import kairostep as ks
-from kairostep.timesteps.policy import MAX_CONCENTRATION, Beta, PolicyOptimizer, concentrations
+from kairostep.timesteps.policy import MAX_CONCENTRATION, Beta, concentrations
+from kairostep.timesteps.reinforce import PolicyOptimizer
 
 PAIRS = [(1.0, 1.0), (0.5, 0.5), (2.0, 5.0), (50.0, 50.0), (0.3, 3.0), (1.0, 50.0), (0.02, 0.02), (50.0, 0.02)]
 every_pair = pytest.mark.parametrize(("a", "b"), PAIRS)

@@ -37,17 +37,19 @@ from kairostep.timesteps import (
     BetaPolicy,
     Curriculum,
     InfoNoise,
+    Probing,
     RootLoss,
     Tabulated,
     TimestepSampler,
 )
 from kairostep.timesteps.arguments import choice, count
+from kairostep.timesteps.probe_plan import bundle_probing
 
 FLOW_TIME_SCALE = 1000.0  # diffusers' flow schedulers tell networks t * 1000, which suits their time embeddings
 GIVEN = {"process", "objective", "model", "parameters", "shape", "seed", "split"}  # supplied by the experiment ...
 GIVEN |= {"sample_size", "in_channels", "out_channels", "num_classes"}  # ... for networks
 GIVEN |= {"accumulate"}  # ... for samplers
-GIVEN |= {"reward_weight", "loss_weight", "rule"}  # ... and what the makers below make of them
+GIVEN |= {"reward_weight", "loss_weight", "rule", "probing"}  # ... and what the makers below make of them
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Passing:
 
     make: Callable[..., Any]
     on: Callable[..., Any]
+    bundled: tuple[Callable[..., Any], ...] = ()  # what it makes of some of them first, to pass on as one
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ def adaptive(
     )
     reward_weight = objective.reweighting(vlb(process)) if reward == "vlb" else None
     steps: int = getattr(process, "num_steps", 1000) if num_steps is None else num_steps
+    options = bundle_probing(options)
     return Adaptive(made, reward_weight, num_steps=steps, model=model, as_published=as_published, seed=seed, **options)
 
 
@@ -162,7 +166,7 @@ def _required(maker: Maker) -> set[str]:
 def _calls(maker: Maker) -> list[Callable[..., Any]]:
     """Return the callables whose arguments a maker takes, the one to call last."""
     if isinstance(maker, Passing):
-        return [maker.on, maker.make]
+        return [*maker.bundled, maker.on, maker.make]
     return [maker.load() if isinstance(maker, Deferred) else maker]
 
 
@@ -186,7 +190,7 @@ SAMPLERS: dict[str, Maker] = {
     "tabulated": tabulated,
     "root_loss": Passing(root_loss, RootLoss),
     "infonoise": Passing(infonoise, InfoNoise),
-    "adaptive": Passing(adaptive, Adaptive),
+    "adaptive": Passing(adaptive, Adaptive, bundled=(Probing,)),
     "curriculum": curriculum,
 }
 NETWORKS: dict[str, Maker] = {

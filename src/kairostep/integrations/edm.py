@@ -22,6 +22,7 @@ from kairostep.integrations.reach import check_reach, checked_sampler, give_loss
 from kairostep.names import SAMPLERS, arguments_of, from_name
 from kairostep.timesteps import BetaPolicy, TimestepSampler
 from kairostep.timesteps.arguments import finite, positive
+from kairostep.timesteps.probe_plan import bundle_probing
 
 MAX_TOLD = 64  # batches, should nobody ask
 OF_NETWORK = ("policy", "parameters")  # arguments of samplers that are made for a network
@@ -255,6 +256,8 @@ def sampler_for_network(name: str, options: dict[str, Any], net: nn.Module | Non
             "call loss_fn.attach(optimizer, net), or pass a sampler in place of its name"
         )
     taken, given = arguments_of(SAMPLERS[name]), dict(options)
+    if "probing" in taken:
+        given = bundle_probing(given)
     if "policy" in taken:
         of_policy = {key: given.pop(key) for key in ("hidden", "depth") if key in given}
         given["policy"] = BetaPolicy.for_input((channels, size, size), **of_policy, seed=given.get("seed", 0))

@@ -15,6 +15,7 @@ from kairostep.timesteps.loss_aware import LossSecondMoment as LossSecondMoment
 from kairostep.timesteps.loss_aware import RootLoss as RootLoss
 from kairostep.timesteps.policy import BetaPair as BetaPair
 from kairostep.timesteps.policy import BetaPolicy as BetaPolicy
+from kairostep.timesteps.probe_plan import Probing as Probing
 from kairostep.timesteps.sampler import LossAt as LossAt
 from kairostep.timesteps.sampler import Timesteps as Timesteps
 from kairostep.timesteps.sampler import TimestepSampler as TimestepSampler

@@ -1,5 +1,7 @@
 """A density that changes now and then, made ready to be drawn from at every step."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -7,15 +9,19 @@ from kairostep.timesteps.draws import Draws
 from kairostep.timesteps.histogram import ABOVE_ZERO, BELOW_ONE, rebin
 from kairostep.timesteps.sampler import StepCount, Timesteps, TimestepSampler
 
+LEAST_DENSITY = 2**-24  # over uniform's: a bin with less gets no draws, as float32 can hardly tell its two ends apart
+
 
 class DrawTable(nn.Module):
-    """Draws from K equal bins, none of them empty, by a handful of kernels; starts uniform.
+    """Draws from K equal bins by a handful of kernels; starts uniform. The inverse CDF of every learned histogram.
 
-    beta: weights are 1/density to this power, scaled to a mean of 1 over the draws: 1 keeps the objective, 0 weights
-        all draws alike.
+    Args:
+        num_bins: K.
+        beta: Weights are 1/density to this power, scaled to a mean of 1 over the draws: 1 keeps the objective, 0
+            weights all draws alike.
     """
 
-    rows: Tensor  # (4, K): mass up to the end of the bin, t there, 1/density in the bin, weight of its draws
+    rows: Tensor  # (4, K): mass up to the end of the bin, t there, 1/density in the bin or 0, weight of its draws
 
     def __init__(self, num_bins: int, beta: float) -> None:
         super().__init__()
@@ -32,14 +38,15 @@ class DrawTable(nn.Module):
         end = relative.cumsum(0)
         end = end / end[-1]  # exactly 1 at last, so that no u falls beyond
         end_t = torch.arange(1, num_bins + 1, dtype=mass.dtype, device=mass.device) / num_bins
-        slope = 1 / relative
+        slope = torch.where(relative >= LEAST_DENSITY, 1 / relative, 0.0)
         weight = slope**self.beta
         rows = torch.stack([end, end_t, slope, weight / (relative * weight).mean()])
         self.rows.copy_(torch.where(rows.isfinite().all(), rows, self.rows))
 
     def mass(self) -> Tensor:
         """Return the mass of each bin (K,)."""
-        return 1 / (self.rows.shape[1] * self.rows[2])
+        slope = self.rows[2]
+        return torch.where(slope > 0, 1 / (len(slope) * slope), 0.0)
 
     def draw(self, u: Tensor) -> Timesteps:
         """Return the times at the quantiles u (B,), and their weights."""
@@ -70,3 +77,13 @@ class TableSampler(TimestepSampler):
     def density(self, num_bins: int = 100) -> Tensor:
         """Return where the draws go now: (num_bins,), summing to 1."""
         return rebin(self.mass(), num_bins)
+
+
+def add_table(state: dict[str, Any], prefix: str, sampler: TableSampler, mass: Tensor) -> None:
+    """Complete the state of a sampler that drew without a table in version 0.1: it holds the mass (K,) that it learned.
+
+    Steps were not counted by all of them; those that go by the count have it in their state.
+    """
+    sampler.table.set(mass)
+    state[f"{prefix}table.rows"] = sampler.table.rows.clone()
+    state.setdefault(f"{prefix}steps._extra_state", torch.tensor([0, sampler.steps.seed]))

@@ -1,28 +1,21 @@
 """A sampler that measures gradients: one of the paper's comparisons."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kairostep.timesteps.arguments import below_one, count, share
 from kairostep.timesteps.distributed import sum_over_ranks
-from kairostep.timesteps.draws import Draws
+from kairostep.timesteps.draw_table import TableSampler, add_table
 from kairostep.timesteps.fixed import UNBIASED_FLOOR
-from kairostep.timesteps.histogram import rebin, with_floor
+from kairostep.timesteps.histogram import with_floor
 from kairostep.timesteps.probes import Borrowed, check_losses, isolated_randomness, probe_seed
-from kairostep.timesteps.sampler import (
-    LARGEST,
-    LossAt,
-    StepCount,
-    Timesteps,
-    TimestepSampler,
-    draw,
-    learns_from_step,
-)
+from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, learns_from_step
 
 
-class GradientVariance(TimestepSampler):
+class GradientVariance(TableSampler):
     """Draws in proportion to the variance of the stochastic gradient, which Kim et al. show to fail (their Table 4).
 
     The paper names p_t ~ Var[grad L_t] over x0 and noise, and no estimator. The reading taken here: the trace of the
@@ -54,7 +47,7 @@ class GradientVariance(TimestepSampler):
         stratified: bool = True,
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(count("num_bins", num_bins), beta=float(unbiased), stratified=stratified, seed=seed)
         trained = [p for p in parameters if p.requires_grad]
         self.parameters_of_model = Borrowed(trained)
         if not trained:
@@ -64,22 +57,10 @@ class GradientVariance(TimestepSampler):
         self.decay = below_one("decay", decay)
         self.floor = max(share("floor", floor), UNBIASED_FLOOR if unbiased else 0.0)
         self.unbiased = unbiased
-        self.draws = Draws(seed, stratified=stratified)
-        self.steps = StepCount(seed)
-        self.register_buffer("variance", torch.zeros(count("num_bins", num_bins), dtype=torch.float32))
+        self.register_buffer("variance", torch.zeros(num_bins, dtype=torch.float32))
         self.register_buffer("num_measured", torch.zeros(num_bins, dtype=torch.int64))
         self.register_buffer("num_skipped", torch.tensor(0))
         self.register_buffer("num_probes", torch.tensor(0))
-
-    def mass(self) -> Tensor:
-        """Return the mass of each bin (K,)."""
-        ready = (self.num_measured > 0).all() & (self.variance.sum() > 0)
-        return with_floor(torch.where(ready, self.variance, 1.0), self.floor)
-
-    def sample(self, x0: Tensor) -> Timesteps:
-        """Return one time and one weight for each row of x0 (B, ...)."""
-        self._count_draw()
-        return draw(self.mass(), self.draws(x0), unbiased=self.unbiased)
 
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
@@ -130,10 +111,18 @@ class GradientVariance(TimestepSampler):
         self.num_measured[bin_] += finite
         self.num_skipped += ~finite
         self.num_probes += num_rows.long()
+        self.table.set(self.learned())
 
-    def density(self, num_bins: int = 100) -> Tensor:
-        """Return where the draws go now: (num_bins,), summing to 1."""
-        return rebin(self.mass(), num_bins)
+    def learned(self) -> Tensor:
+        """Return what the variances ask for, (K,), summing to 1."""
+        ready = (self.num_measured > 0).all() & (self.variance.sum() > 0)
+        return with_floor(torch.where(ready, self.variance, 1.0), self.floor)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Load states of version 0.1 too, which have no table."""
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if f"{prefix}variance" in state_dict and f"{prefix}table.rows" not in state_dict:
+            add_table(state_dict, prefix, self, self.learned())
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the network evaluations spent on probes and how many of them gave no finite variance."""

@@ -13,7 +13,10 @@ def bin_index(t: Tensor, num_bins: int) -> Tensor:
 
 
 def quantile(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Return t (B,) with a share u (B,) of the mass (K,) below it, and its bin (B,), density being flat in a bin."""
+    """Return t (B,) with a share u (B,) of the mass (K,) below it, and its bin (B,), density being flat in a bin.
+
+    For densities that never change. Those that are learned draw by `DrawTable`, which holds the division and the sums.
+    """
     share = mass.to(u.dtype) / mass.sum()
     below_end = share.cumsum(0)  # (K,)
     below_end = below_end / below_end[-1]  # exactly 1 at last, so that no u falls beyond

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,11 +11,10 @@ from torch.nn import functional as F
 from kairostep.timesteps.arguments import count, function, positive, positive_share, share
 from kairostep.timesteps.bin_means import BinMeans
 from kairostep.timesteps.distributed import gather_over_ranks, rank, sum_over_ranks
-from kairostep.timesteps.draw_table import TableSampler
-from kairostep.timesteps.draws import Draws
+from kairostep.timesteps.draw_table import TableSampler, add_table
 from kairostep.timesteps.fixed import UNBIASED_FLOOR, LogSNR
-from kairostep.timesteps.histogram import bin_index, rebin, with_floor
-from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, TimestepSampler, draw, learns_from_step
+from kairostep.timesteps.histogram import bin_index, with_floor
+from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, learns_from_step
 
 FORGETTING = 3.0  # losses of step j count (j / n)**3 as much as those of step n
 MAX_LOG_SNR = 20.0  # of bins: beyond, a process is as good as at its end
@@ -83,7 +83,7 @@ class RootLoss(TableSampler):
         return {"skipped_losses": self.squares.num_skipped}
 
 
-class LossSecondMoment(TimestepSampler):
+class LossSecondMoment(TableSampler):
     """Draws in proportion to the root mean square of each bin's last losses, weighted by 1/density.
 
     Nichol & Dhariwal 2021, meant for the variational bound. Uniform until every bin has seen `history` losses. The
@@ -103,25 +103,12 @@ class LossSecondMoment(TimestepSampler):
         stratified: bool = True,
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(count("num_bins", num_bins), beta=1.0, stratified=stratified, seed=seed)
         self.history = count("history", history)
         self.uniform_prob = positive_share("uniform_prob", uniform_prob)
-        self.draws = Draws(seed, stratified=stratified)
-        self.num_bins = count("num_bins", num_bins)
         self.register_buffer("losses", torch.zeros(num_bins, history, dtype=torch.float32))
         self.register_buffer("num_seen", torch.zeros(num_bins, dtype=torch.int64))
         self.register_buffer("num_skipped", torch.tensor(0))
-
-    def mass(self) -> Tensor:
-        """Return the mass of each bin (K,)."""
-        root_mean_square = self.losses.square().mean(1).sqrt()
-        ready = (self.num_seen >= self.history).all() & (root_mean_square.sum() > 0)
-        return with_floor(torch.where(ready, root_mean_square, 1.0), self.uniform_prob)
-
-    def sample(self, x0: Tensor) -> Timesteps:
-        """Return one time and one weight for each row of x0 (B, ...)."""
-        self._count_draw()
-        return draw(self.mass(), self.draws(x0), unbiased=True)
 
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
@@ -152,10 +139,20 @@ class LossSecondMoment(TimestepSampler):
         self.losses.copy_(torch.where(written > 0, value, self.losses))
         self.num_seen += num_new[:-1]
         self.num_skipped += num_new[-1]
+        self.steps.advance()
+        self.table.set(self.learned())
 
-    def density(self, num_bins: int = 100) -> Tensor:
-        """Return where the draws go now: (num_bins,), summing to 1."""
-        return rebin(self.mass(), num_bins)
+    def learned(self) -> Tensor:
+        """Return what the losses ask for, (K,), summing to 1."""
+        root_mean_square = self.losses.square().mean(1).sqrt()
+        ready = (self.num_seen >= self.history).all() & (root_mean_square.sum() > 0)
+        return with_floor(torch.where(ready, root_mean_square, 1.0), self.uniform_prob)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Load states of version 0.1 too, which have no table."""
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if f"{prefix}losses" in state_dict and f"{prefix}table.rows" not in state_dict:
+            add_table(state_dict, prefix, self, self.learned())
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return how many losses were skipped, being NaN or infinite."""

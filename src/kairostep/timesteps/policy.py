@@ -255,46 +255,7 @@ class BetaPair(nn.Module):
         return self
 
 
-class PolicyOptimizer(nn.Module):
-    """Adam with a clipped gradient, whose moments are buffers: a sampler's state_dict has to hold all of it.
-
-    `per_input` divides the rate of each weight by the number of inputs it is summed with. A step of Adam moves every
-    weight alike, whatever its gradient: at 1e-2 a layer of 2048 inputs would be thrown far out by one update, and
-    stay there, its units dead. Divided, a step moves the output of each layer by about the rate.
-    """
-
-    BETAS, EPSILON, MAX_NORM = (0.9, 0.999), 1e-8, 1.0
-
-    rates: Tensor  # (P,)
-    moments: Tensor  # (2, P) running means of the gradient and its square
-    num_updates: Tensor  # ()
-
-    def __init__(self, policy: nn.Module, learning_rate: float, *, per_input: bool) -> None:
-        super().__init__()
-        num_inputs = [p[0].numel() if per_input and p.ndim > 1 else 1 for p in policy.parameters()]
-        rates = [
-            torch.full((p.numel(),), learning_rate / n, dtype=torch.float32)
-            for p, n in zip(policy.parameters(), num_inputs, strict=True)
-        ]
-        self.register_buffer("rates", torch.cat(rates), persistent=False)
-        self.register_buffer("moments", torch.zeros(2, len(self.rates), dtype=torch.float32))
-        self.register_buffer("num_updates", torch.tensor(0))
-
-    @torch.no_grad()
-    def step(self, policy: nn.Module, gradient: Tensor, usable: Tensor) -> Tensor:
-        """Move the policy against the gradient (P,) if it is usable, (), and finite; return whether it was, ()."""
-        norm = gradient.norm()
-        finite: Tensor = norm.isfinite() & usable
-        gradient = torch.where(finite, gradient * (self.MAX_NORM / norm.clamp(min=self.MAX_NORM)), 0.0)
-        self.num_updates += finite
-        corrected = []
-        for moment, new, decay in zip(self.moments, (gradient, gradient.square()), self.BETAS, strict=True):
-            moment.copy_(torch.where(finite, torch.lerp(new, moment, decay), moment))
-            corrected.append(moment / (1 - decay ** self.num_updates.clamp(min=1).float()))
-        mean, square = corrected
-        change = torch.where(finite, self.rates * mean / (square.sqrt() + self.EPSILON), 0.0)
-        parameters = list(policy.parameters())
-        sizes = [p.numel() for p in parameters]
-        for parameter, some in zip(parameters, torch.split(change, sizes), strict=True):
-            parameter.sub_(some.view_as(parameter))  # in place: a CUDA graph of `sample` reads the same memory on
-        return finite
+def check_policy(policy: nn.Module) -> None:
+    """Raise unless it is a Module."""
+    if not isinstance(policy, nn.Module):
+        raise ValueError(f"policy must be a Module, got {policy!r}: pass BetaPolicy.for_input(x0.shape[1:])")

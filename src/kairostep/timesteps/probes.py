@@ -1,5 +1,6 @@
 """Looking at the loss without touching training: known random numbers, eval mode, bounded batches."""
 
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,3 +113,10 @@ def check_losses(losses: Tensor, rows: Tensor) -> Tensor:
             f"loss_at must return one loss per row asked for, {tuple(rows.shape)}, got {shape}: {ONE_PER_ROW}"
         )
     return losses
+
+
+def seconds_when_idle(device: torch.device) -> float:
+    """Return the time once the device has nothing left to do: the host waits for it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,127 @@
+"""What the adaptive sampler measures before and after a step: how often, at which timesteps, on which rows."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kairostep.timesteps.arguments import choice, count
+from kairostep.timesteps.distributed import rank, world_size
+from kairostep.timesteps.draws import random_bits
+from kairostep.timesteps.selection import DropQueue, SelectionRule, f_statistic
+
+DEFAULT_REWARD_ROWS = 64
+DEFAULT_SWEEP = 128  # selects as well as all 1000 do: results/selection_quality
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probing:
+    """What `Adaptive` measures around a training step, how often, and how draws are paid for it.
+
+    A probe evaluates the loss before and after the optimizer's step, with the same noise: `reward_rows` rows at the
+    `num_selected` timesteps that pay, and one loss at each timestep of the sweep, which selects those that pay next.
+    It costs 2 (num_selected * reward_rows + sweep) network evaluations.
+
+    Args:
+        every: Training steps from one probe to the next.
+        sweep: Timesteps in the sweep. Default: 128, or all if there are fewer. The paper sweeps all.
+        sweep_x0: Rows that share the sweep. Default: one per rank, so that ranks share its cost. The paper has one.
+        reward_rows: Rows of the batch, over all ranks, that are rewarded. Default: 64. The paper rewards all.
+        num_selected: Timesteps at which rows are rewarded, |S| in the paper.
+        queue_size: Sweeps that the selection looks back on, |Q| in the paper.
+        rule: Scores timesteps by how well they explain the whole objective; see `SelectionRule`.
+        credit: "sample" pays each draw for the drop on its own row. "batch" pays all draws for the mean drop, compared
+            with a running mean. That is slower, but it also sees what a step does for other rows, and it alone can
+            learn from batches of one row.
+        standardised: With "sample", subtract the mean of the batch's rewards and divide by their spread. False pays
+            the drop as it is, as the paper writes it, with either credit.
+    """
+
+    every: int = 40
+    sweep: int | None = None
+    sweep_x0: int | None = None
+    reward_rows: int | None = None
+    num_selected: int = 3
+    queue_size: int = 20
+    rule: SelectionRule = f_statistic
+    credit: str = "sample"
+    standardised: bool = True
+
+    def __post_init__(self) -> None:
+        """Check every option."""
+        count("num_selected", self.num_selected)
+        count("queue_size", self.queue_size, at_least=3)
+        count("every", self.every)
+        for name, value in (("sweep_x0", self.sweep_x0), ("reward_rows", self.reward_rows)):
+            if value is not None:
+                count(name, value)
+        choice("credit", self.credit, ("sample", "batch"))
+
+
+PROBING_OPTIONS = tuple(field.name for field in fields(Probing))
+
+
+def bundle_probing(options: dict[str, Any]) -> dict[str, Any]:
+    """Return flat options with those of `Probing` made into one, as flags and configuration files write them flat."""
+    probing = {name: value for name, value in options.items() if name in PROBING_OPTIONS}
+    rest = {name: value for name, value in options.items() if name not in PROBING_OPTIONS}
+    return {**rest, "probing": Probing(**probing)} if probing else rest
+
+
+def check_probing(probing: Probing, moved: dict[str, Any]) -> None:
+    """Raise unless `probing` is a `Probing`, and for keywords that `Adaptive` does not take or takes no longer."""
+    if not isinstance(probing, Probing):
+        raise ValueError(f"probing must be a Probing, got {probing!r}: pass for instance ks.Probing(every=40)")
+    for name, value in moved.items():
+        if name in PROBING_OPTIONS:
+            raise TypeError(
+                f"{name} is an option of Probing, got Adaptive({name}={value!r}): "
+                f"pass Adaptive(..., probing=ks.Probing({name}={value!r}))"
+            )
+        raise TypeError(f"Adaptive.__init__() got an unexpected keyword argument {name!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Where to evaluate the loss before and after a step: first the sweep, then the paid rows at each selected time."""
+
+    rows: Tensor  # (n + |S| R,) of the batch
+    t: Tensor  # (n + |S| R,)
+    paid: Tensor  # (R,) the rows that are rewarded
+    swept: Tensor  # (n,) this rank's positions in the sweep
+
+
+def plan_probe(queue: DropQueue, num_rows: int, num_paid: int, sweep_x0: int | None, key: Tensor, update: int) -> Probe:
+    """Return what this rank evaluates: its share of the sweep, and the paid ones of its rows at S.
+
+    The sweep's timesteps are dealt out to `sweep_x0` rows, one from each equal part of the batch over all ranks.
+
+    Args:
+        queue: Holds the timesteps of the sweep and the selected ones.
+        num_rows: Rows of this rank's batch.
+        num_paid: Those of them that are rewarded.
+        sweep_x0: As in `Probing`.
+        key: Of the random numbers that pick the swept rows, ().
+        update: Number of this probe, which the picked rows depend on as well.
+    """
+    num_selected, num_swept, device = len(queue.selected), len(queue.sweep_t), key.device
+    sweep_x0 = sweep_x0 or world_size()
+    num_local, rest = divmod(sweep_x0, world_size())
+    if rest:
+        raise ValueError(f"sweep_x0 must be a multiple of the {world_size()} ranks, got {sweep_x0}: leave it out")
+    bits = random_bits(key, torch.full_like(key, update), sweep_x0)
+    part, first = torch.arange(num_local, device=device), rank() * num_local
+    here = bits[first + part] & 0x7FFFFFFF
+    row = ((part << 31) + here) * num_rows // (num_local << 31)  # (num_local,)
+    starts = [min(first + k, num_swept) for k in range(num_local)]  # more x0 than timesteps: nothing left for some
+    swept = [torch.arange(start, num_swept, sweep_x0, device=device) for start in starts]
+    sweep_rows = torch.cat([row[k].expand_as(positions) for k, positions in enumerate(swept)])
+    paid = torch.arange(num_paid, device=device) * num_rows // num_paid  # (R,)
+    selected_t = queue.sweep_t[queue.selected].repeat_interleave(num_paid)
+    return Probe(
+        rows=torch.cat([sweep_rows, paid.repeat(num_selected)]),
+        t=torch.cat([queue.sweep_t[torch.cat(swept)], selected_t]),
+        paid=paid,
+        swept=torch.cat(swept),
+    )

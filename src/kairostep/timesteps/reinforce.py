@@ -1,0 +1,102 @@
+"""REINFORCE: what each draw is paid for the drop in loss, and how the policy moves by it (Kim et al., Eq. 13)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from kairostep.timesteps.distributed import sum_over_ranks
+
+BASELINE_DECAY = 0.9  # of the running mean that credit="batch" compares with
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSummary:
+    """The valid rewards of all ranks."""
+
+    num: Tensor  # ()
+    mean: Tensor  # ()
+    spread: Tensor  # () standard deviation
+
+
+def summarise_rewards(rewards: Tensor, valid: Tensor) -> RewardSummary:
+    """Return number, mean and spread over all ranks of rewards (R,) that are 0 where not valid (R,), 0 or 1."""
+    num, total = sum_over_ranks(torch.stack([valid.sum(), rewards.sum()]))
+    mean = total / num.clamp(min=1)
+    around = (rewards - mean) * valid
+    spread = (sum_over_ranks(around.square().sum()) / num.clamp(min=1)).sqrt()
+    return RewardSummary(num, mean, spread)
+
+
+def standardise_rewards(rewards: Tensor, valid: Tensor, summary: RewardSummary) -> Tensor:
+    """Return how far each reward (R,) lies above the mean, in spreads: 0 where not valid, or all rewards are alike."""
+    spread, around = summary.spread, (rewards - summary.mean) * valid
+    return torch.where(spread > 0, around / spread, 0.0)
+
+
+def compare_with_baseline(mean: Tensor, baseline: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how far a batch's mean reward () lies above what was expected, in spreads, and the new baseline (2,).
+
+    Args:
+        mean: Of the batch's rewards.
+        baseline: Running mean of such means, and of the square of their surprise.
+        first: Whether there is no baseline yet, ().
+    """
+    expected = torch.where(first, mean, baseline[0])
+    surprise = mean - expected
+    variance = torch.lerp(surprise.square(), baseline[1], BASELINE_DECAY)
+    updated = torch.stack([torch.lerp(mean, expected, BASELINE_DECAY), variance])
+    return torch.where(variance > 0, surprise / variance.sqrt(), 0.0), updated
+
+
+def gradient_over_ranks(policy: nn.Module, objective: Tensor) -> Tensor:
+    """Return the gradient (P,) of minus the mean of the objective (R,) over all ranks."""
+    num_rows = sum_over_ranks(torch.ones_like(objective).sum())
+    loss = -objective.sum() / num_rows
+    gradients = torch.autograd.grad(loss, list(policy.parameters()), materialize_grads=True)
+    return sum_over_ranks(torch.cat([g.flatten().float() for g in gradients]))
+
+
+class PolicyOptimizer(nn.Module):
+    """Adam with a clipped gradient, whose moments are buffers: a sampler's state_dict has to hold all of it.
+
+    `per_input` divides the rate of each weight by the number of inputs it is summed with. A step of Adam moves every
+    weight alike, whatever its gradient: at 1e-2 a layer of 2048 inputs would be thrown far out by one update, and
+    stay there, its units dead. Divided, a step moves the output of each layer by about the rate.
+    """
+
+    BETAS, EPSILON, MAX_NORM = (0.9, 0.999), 1e-8, 1.0
+
+    rates: Tensor  # (P,)
+    moments: Tensor  # (2, P) running means of the gradient and its square
+    num_updates: Tensor  # ()
+
+    def __init__(self, policy: nn.Module, learning_rate: float, *, per_input: bool) -> None:
+        super().__init__()
+        num_inputs = [p[0].numel() if per_input and p.ndim > 1 else 1 for p in policy.parameters()]
+        rates = [
+            torch.full((p.numel(),), learning_rate / n, dtype=torch.float32)
+            for p, n in zip(policy.parameters(), num_inputs, strict=True)
+        ]
+        self.register_buffer("rates", torch.cat(rates), persistent=False)
+        self.register_buffer("moments", torch.zeros(2, len(self.rates), dtype=torch.float32))
+        self.register_buffer("num_updates", torch.tensor(0))
+
+    @torch.no_grad()
+    def step(self, policy: nn.Module, gradient: Tensor, usable: Tensor) -> Tensor:
+        """Move the policy against the gradient (P,) if it is usable, (), and finite; return whether it was, ()."""
+        norm = gradient.norm()
+        finite: Tensor = norm.isfinite() & usable
+        gradient = torch.where(finite, gradient * (self.MAX_NORM / norm.clamp(min=self.MAX_NORM)), 0.0)
+        self.num_updates += finite
+        corrected = []
+        for moment, new, decay in zip(self.moments, (gradient, gradient.square()), self.BETAS, strict=True):
+            moment.copy_(torch.where(finite, torch.lerp(new, moment, decay), moment))
+            corrected.append(moment / (1 - decay ** self.num_updates.clamp(min=1).float()))
+        mean, square = corrected
+        change = torch.where(finite, self.rates * mean / (square.sqrt() + self.EPSILON), 0.0)
+        parameters = list(policy.parameters())
+        sizes = [p.numel() for p in parameters]
+        for parameter, some in zip(parameters, torch.split(change, sizes), strict=True):
+            parameter.sub_(some.view_as(parameter))  # in place: a CUDA graph of `sample` reads the same memory on
+        return finite
