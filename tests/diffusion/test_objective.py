@@ -307,5 +307,5 @@ def test_numbers_as_samples_train_with_a_sampler():
     pairs = ks.antithetic_pairs(ks.FlowProcess(), x0, drawn)
     losses = ks.Objective(ks.FlowProcess(), ks.VELOCITY)(network, x0[pairs.rows], drawn.t, noise=pairs.noise)
     assert losses.shape == (16,)
-    with sampler.observe(x0, drawn, losses, lambda rows, t: losses[rows]):
+    with sampler.observe(x0, drawn, losses):
         pass

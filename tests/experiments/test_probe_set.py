@@ -64,7 +64,7 @@ def test_progress_on_fewer_images_than_probes_trains() -> None:
     x0 = probe.x0[:8]
     for _ in range(3):
         drawn = sampler.sample(x0)
-        with sampler.observe(x0, drawn, torch.ones(8), lambda rows, t: t), torch.no_grad():
+        with sampler.observe(x0, drawn, torch.ones(8)), torch.no_grad():
             for parameter in experiment.model.parameters():
                 parameter.mul_(0.99)
     assert int(sampler.diagnostics()["probe_evaluations"]) == 1200

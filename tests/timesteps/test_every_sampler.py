@@ -271,6 +271,20 @@ def test_says_whether_it_looks_at_x0_and_asks_for_losses(name: str) -> None:
 
 
 @every_sampler
+def test_a_sampler_that_asks_for_losses_says_so_where_it_gets_none(name: str) -> None:
+    sampler = build(name, build_model())
+    x0 = batch(0)
+    drawn = sampler.sample(x0)
+    kind = type(sampler).__name__
+    if sampler.uses_loss_at:
+        with pytest.raises(ValueError, match=rf"{kind} asks for losses at other times: .*losses, loss_at\): optimizer"):
+            sampler.observe(x0, drawn, torch.rand(64))  # at the call, not at the step
+    else:
+        with sampler.observe(x0, drawn, torch.rand(64)):
+            pass
+
+
+@every_sampler
 def test_a_learner_that_is_shown_nothing_says_so_once(name: str) -> None:
     sampler, shown = build(name, build_model()), build_taught(name)
     learns = name in LEARNING or name in ("curriculum", "probed_progress_unbiased")

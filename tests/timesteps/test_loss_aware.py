@@ -13,7 +13,7 @@ from kairostep.timesteps.sampler import Timesteps
 
 
 def show(sampler: ks.TimestepSampler, t: Tensor, losses: Tensor) -> None:
-    with sampler.observe(torch.zeros(len(t), 1), Timesteps(t, torch.ones_like(t)), losses, lambda rows, t: t):
+    with sampler.observe(torch.zeros(len(t), 1), Timesteps(t, torch.ones_like(t)), losses):
         pass
 
 

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kairostep.timesteps import Curriculum, LossAt, RootLoss, Timesteps, TimestepSampler
+from kairostep.timesteps import Curriculum, RootLoss, Timesteps, TimestepSampler
 
 
 @torch.no_grad()
 def learn_without_step(sampler: TimestepSampler, drawn: Timesteps, losses: Tensor) -> None:
     """Show losses (B,) to a sampler where the step is out of reach: the same, for all that ask for no other loss."""
-    with sampler.observe(drawn.t.new_empty(len(drawn.t), 0), drawn, losses.detach(), out_of_reach):
+    with sampler.observe(drawn.t.new_empty(len(drawn.t), 0), drawn, losses.detach()):
         pass
 
 
@@ -85,18 +85,3 @@ def check_reach(sampler: TimestepSampler, where: str, *, x0: bool, loss_at: bool
             f"{where} cannot evaluate losses around a step, got {name}, which asks for them: pass for instance "
             "ks.RootLoss(), or use sampler.observe or StepObserver with a loss_at"
         )
-
-
-def out_of_reach(rows: Tensor, t: Tensor) -> Tensor:
-    """Stand for a `loss_at` that nobody gave."""
-    raise RuntimeError("a loss beyond those shown was asked for, and none can be had here: pass loss_at")
-
-
-def given_or_unneeded(loss_at: LossAt | None, sampler: TimestepSampler, call: str = "loss_at(rows, t)") -> LossAt:
-    """Return `loss_at`, or where the sampler does without one, a stand-in; raise where it does not."""
-    if loss_at is None and sampler.uses_loss_at:
-        raise ValueError(
-            f"{type(sampler).__name__} asks for losses at other times: pass a fourth argument, {call}, that returns "
-            "the losses of these rows of the batch"
-        )
-    return loss_at or out_of_reach

@@ -58,7 +58,7 @@ class Curriculum(TimestepSampler):
         return Timesteps(torch.where(by_then, then.t, first.t), torch.where(by_then, then.weight, first.weight))
 
     @learns_from_step
-    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
+    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
         """Show the step to both."""
         with ExitStack() as stack:
             for sampler in (self.first, self.then):

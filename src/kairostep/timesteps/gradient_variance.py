@@ -82,12 +82,13 @@ class GradientVariance(TimestepSampler):
         return draw(self.mass(), self.draws(x0), unbiased=self.unbiased)
 
     @learns_from_step
-    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
+    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
         """Measure the next bin if it is time."""
         num_before = self.steps.advance() - 1
         if num_before % self.every:
             yield
             return
+        assert loss_at is not None  # `learns_from_step` checked it
         bin_ = num_before // self.every % len(self.variance)
         with isolated_randomness(x0.device, probe_seed(self.steps.seed, num_before)), torch.enable_grad():
             measured = self.measure(bin_, x0, loss_at)

@@ -57,7 +57,7 @@ class RootLoss(TableSampler):
         self.squares = BinMeans(num_bins, decay, power=2)
 
     @learns_from_step
-    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
+    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
         """Record the losses of all ranks."""
         yield
         self.record(drawn.t, losses)
@@ -124,7 +124,7 @@ class LossSecondMoment(TimestepSampler):
         return draw(self.mass(), self.draws(x0), unbiased=True)
 
     @learns_from_step
-    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
+    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
         """Record the losses, those of all ranks in the order of ranks."""
         yield
         self.record(drawn.t, losses)
@@ -216,7 +216,7 @@ class InfoNoise(TableSampler):
         return self.process.log_snr(t).clamp(-MAX_LOG_SNR, MAX_LOG_SNR)
 
     @learns_from_step
-    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
+    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
         """Record the losses of all ranks."""
         yield
         self.record(drawn.t, losses)

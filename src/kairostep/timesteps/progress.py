@@ -106,7 +106,7 @@ class Progress(TableSampler):
         self.model = Borrowed(model)
 
     @learns_from_step
-    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
+    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
         """Probe if it is time, and move the density toward where the losses fell."""
         num_steps = self.steps.advance()
         done = self.relax_steps is not None and num_steps >= self.relax_steps
@@ -121,6 +121,7 @@ class Progress(TableSampler):
             self.learn(self.last.clone(), after)
             self.last.copy_(after)
         else:
+            assert loss_at is not None  # `learns_from_step` checked it
             num_rows = len(x0) * world_size()
             before = self.evaluate(loss_at, num_rows, len(x0))
             yield
