@@ -158,7 +158,7 @@ def test_a_loss_is_made_by_dotted_path_from_plain_options() -> None:
 def test_the_sampler_is_shown_the_loss_before_its_weight() -> None:
     sampler = ks.FixedBeta(2.0, 2.0, unbiased=True)
     shown = []
-    sampler.observe = lambda x0, drawn, losses, loss_at: shown.append(losses) or torch.no_grad()
+    sampler.observe = lambda x0, drawn, losses, loss_at=None: shown.append(losses) or torch.no_grad()
     images, net = torch.rand(8, 1, 4, 4), Net()
     loss = EDMLoss(sampler=sampler)(net, images)
     weight = ks.FixedBeta(2.0, 2.0, unbiased=True).sample(images).weight

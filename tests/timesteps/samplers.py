@@ -66,9 +66,6 @@ UNBIASED = (
     "root_loss_weighted",
     *(name for name in SAMPLERS if name.endswith("_unbiased")),
 )
-LEARNING = tuple(
-    name for name in SAMPLERS if name.startswith(("loss", "root", "info", "gradient", "adaptive", "progress"))
-)
 
 
 def probe_of(model: nn.Module) -> ks.LossAt:
@@ -137,3 +134,6 @@ def gloo_rank(rank: int, folder: str) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+LEARNING = tuple(name for name in SAMPLERS if build(name, build_model()).learns)

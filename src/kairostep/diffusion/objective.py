@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from kairostep.diffusion.prediction import EPSILON, Prediction
 from kairostep.diffusion.process import Process
 from kairostep.diffusion.weighting import LOG_SNR_LIMIT, Weighting, constant
+from kairostep.timesteps.representation import represent
 
 Target = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """`target(x0, xt, alpha, sigma)`: what stands for x0 in the regression target."""
@@ -43,6 +44,10 @@ class Objective:
             raise ValueError(
                 f"weighting must take (log_snr, prediction), got {weighting!r}: call its maker, as in ks.min_snr()"
             ) from error
+
+    def __repr__(self) -> str:
+        """Return the call that makes it, with its process, prediction and weighting."""
+        return represent(self)
 
     def __call__(
         self, model: Callable[..., Any], x0: Tensor, t: Tensor, *, noise: Tensor | None = None, **cond: Any

@@ -14,6 +14,7 @@ from torch import Tensor
 from kairostep.diffusion.prediction import Prediction, VPrediction
 from kairostep.timesteps.arguments import choice, count, positive
 from kairostep.timesteps.histogram import bin_index
+from kairostep.timesteps.representation import represent
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,10 @@ class Coefficients:
 
 class Process(ABC):
     """A Gaussian noising process over t in [0, 1]; each method takes t (N,) and returns (N,) on its device."""
+
+    def __repr__(self) -> str:
+        """Return the call that makes it, such as `FlowProcess(time_scale=1.0)`."""
+        return represent(self)
 
     @abstractmethod
     def alpha(self, t: Tensor) -> Tensor:

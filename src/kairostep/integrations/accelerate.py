@@ -53,6 +53,11 @@ class Accelerated(TimestepSampler):
         accelerator.register_save_state_pre_hook(self._save)
         accelerator.register_load_state_pre_hook(self._load)
 
+    @property
+    def inner(self) -> tuple[TimestepSampler, ...]:
+        """The sampler that draws."""
+        return (self.sampler,)
+
     def sample(self, x0: Tensor) -> Timesteps:
         """Return what the sampler draws for the clean batch x0 (B, ...)."""
         return self.sampler.sample(x0)

@@ -141,6 +141,11 @@ class Scheduled(TimestepSampler):
                     'with prediction_type="v_prediction", or without rescale_betas_zero_snr'
                 )
 
+    @property
+    def inner(self) -> tuple[TimestepSampler, ...]:
+        """The sampler that draws."""
+        return (self.sampler,)
+
     def sample(self, x0: Tensor) -> ScheduledTimesteps:
         """Return one timestep and one weight for each row of the clean batch x0 (B, ...)."""
         drawn = self.sampler.sample(x0)

@@ -50,6 +50,11 @@ class PathSampler(nn.Module):
                 "ConditionalFlowMatcher, or pass for instance ks.RootLoss()"
             )
 
+    @property
+    def inner(self) -> tuple[TimestepSampler, ...]:
+        """The sampler that draws."""
+        return (self.sampler,)
+
     def sample(self, x_1: Tensor) -> PathTimes:
         """Return one time of the path and one weight for each row of the data x_1 (B, ...)."""
         drawn = self.sampler.sample(x_1)

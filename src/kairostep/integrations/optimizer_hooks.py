@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from kairostep.integrations.reach import checked_sampler, learns
+from kairostep.integrations.reach import checked_sampler
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
 from kairostep.timesteps.sampler import check_loss_at, rows_for
 
@@ -128,7 +128,7 @@ class StepObserver:
     def _enter(self) -> None:
         if not self._shown:
             self.num_unseen += 1
-            if self.num_unseen == 1 and learns(self.sampler):
+            if self.num_unseen == 1 and self.sampler.learns:
                 warnings.warn(
                     "an optimizer stepped without a batch shown since its last step, so the sampler learned nothing "
                     "from it: call observer.show(x0, drawn, losses) before each step",

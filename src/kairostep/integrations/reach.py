@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kairostep.timesteps import Curriculum, RootLoss, Timesteps, TimestepSampler
+from kairostep.timesteps import RootLoss, Timesteps, TimestepSampler
 
 
 @torch.no_grad()
@@ -16,29 +16,15 @@ def learn_without_step(sampler: TimestepSampler, drawn: Timesteps, losses: Tenso
         pass
 
 
-def learns(sampler: TimestepSampler) -> bool:
-    """Return whether the sampler, or one that it draws by, learns from what it is shown."""
-    within = _within(sampler)
-    return any(map(learns, within)) if within else type(sampler).observe is not TimestepSampler.observe
-
-
 def name_of(sampler: TimestepSampler) -> str:
     """Return its class with those of the samplers that it draws by: `Scheduled(RootLoss)`."""
-    within = ", ".join(map(name_of, _within(sampler)))
+    within = ", ".join(map(name_of, sampler.inner))
     return f"{type(sampler).__name__}({within})" if within else type(sampler).__name__
-
-
-def _within(sampler: TimestepSampler) -> list[TimestepSampler]:
-    """Return the samplers that a curriculum or an adapter draws by."""
-    if isinstance(sampler, Curriculum):
-        return [sampler.first, sampler.then]
-    inner = getattr(sampler, "sampler", None)
-    return [inner] if isinstance(inner, TimestepSampler) else []
 
 
 def give_loss_weight(sampler: TimestepSampler, loss_weight: Callable[[Tensor], Tensor]) -> None:
     """Tell each `RootLoss` that was not told what the losses it is shown were multiplied by, as a function of t."""
-    for own in _within(sampler):
+    for own in sampler.inner:
         give_loss_weight(own, loss_weight)
     if isinstance(sampler, RootLoss) and sampler.loss_weight is None:
         sampler.loss_weight = loss_weight

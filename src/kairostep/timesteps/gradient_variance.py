@@ -59,6 +59,7 @@ class GradientVariance(TimestepSampler):
         self.parameters_of_model = Borrowed(trained)
         if not trained:
             raise ValueError("parameters must hold at least one that requires a gradient: pass model.parameters()")
+        self.num_bins = count("num_bins", num_bins)
         self.every = count("every", every)
         self.rows_per_gradient = count("rows_per_gradient", rows_per_gradient)
         self.decay = below_one("decay", decay)
@@ -66,7 +67,7 @@ class GradientVariance(TimestepSampler):
         self.unbiased = unbiased
         self.draws = Draws(seed, stratified=stratified)
         self.steps = StepCount(seed)
-        self.register_buffer("variance", torch.zeros(count("num_bins", num_bins), dtype=torch.float32))
+        self.register_buffer("variance", torch.zeros(self.num_bins, dtype=torch.float32))
         self.register_buffer("num_measured", torch.zeros(num_bins, dtype=torch.int64))
         self.register_buffer("num_skipped", torch.tensor(0))
         self.register_buffer("num_probes", torch.tensor(0))

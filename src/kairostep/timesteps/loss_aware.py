@@ -199,7 +199,7 @@ class InfoNoise(TableSampler):
         self.onset = positive_share("onset", onset)
         self.gate_power = positive("gate_power", gate_power)
         self.floor = max(positive_share("floor", floor), UNBIASED_FLOOR if unbiased else 0.0)
-        self.process = process
+        self.process, self.unbiased = process, unbiased
         self.loss_weight = function("loss_weight", loss_weight, "objective.x0_weight")
         centres = (torch.arange(num_bins, dtype=torch.float64) + 0.5) / num_bins
         log_snr = self.bounded_log_snr(centres)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kairostep.timesteps.arguments import count
 from kairostep.timesteps.histogram import bin_index, quantile
+from kairostep.timesteps.representation import represent
 
 S = TypeVar("S", bound="TimestepSampler")
 P = ParamSpec("P")
@@ -78,6 +79,18 @@ class TimestepSampler(nn.Module):
     _micro_batches: tuple[tuple[Tensor, Timesteps, Tensor], ...] = ()  # shown for the step to come
     _observation_waits: bool = False
 
+    @property
+    def inner(self) -> tuple["TimestepSampler", ...]:
+        """The samplers that this one draws by; none by default."""
+        return ()
+
+    @property
+    def learns(self) -> bool:
+        """Whether `observe` changes what it draws, or what a sampler within it draws."""
+        if self.inner:
+            return any(sampler.learns for sampler in self.inner)
+        return type(self).observe is not TimestepSampler.observe
+
     def sample(self, x0: Tensor) -> Timesteps:
         """Return one time and one weight for each row of the clean batch x0 (B, ...)."""
         raise NotImplementedError
@@ -116,6 +129,10 @@ class TimestepSampler(nn.Module):
     def diagnostics(self) -> dict[str, Tensor]:
         """Return scalars worth logging; reading them from a GPU is the caller's synchronisation."""
         return {}
+
+    def __repr__(self) -> str:
+        """Return the call that makes it, such as `RootLoss(num_bins=20, decay=0.99, floor=0.1)`."""
+        return represent(self)
 
     def _count_draw(self) -> None:
         """Say so, once, where a sampler that learns draws and is shown no loss; draws of an evaluation do not count."""

@@ -102,6 +102,7 @@ class Speed(TimestepSampler):
             mass, weight = paper_mass(sigma, k, share("tau", tau)), paper_weight(sigma, tau, share("lam", lam))
         else:
             mass, weight = v1_mass(sigma, k), v1_weight(sigma)
+        self.process, self.version, self.k, self.tau, self.lam = process, version, k, tau, lam
         self.mirrored = mirrored
         self.num_meaningful_steps = num_meaningful_steps(sigma)
         self.draws = Draws(seed, stratified=stratified)
