@@ -66,7 +66,7 @@ def test_unbiased_draws_leave_the_objective_as_it_is() -> None:
 def test_the_weight_of_a_sampler_is_part_of_the_weight() -> None:
     sampler = ks.Speed(LINEAR)
     seen = preview_of(ks.Objective(LINEAR), sampler)
-    assert_close(seen.weight, sampler.loss_weight.double())
+    assert_close(seen.weight, sampler.step_weight.double())
 
 
 def test_parts_of_log_snr_hold_the_draws_at_their_times() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kairostep.bounded_files import Unreadable, line_chunks, read_yaml
+from kairostep.renamed_options import with_new_names
 from kairostep.reports.metrics_file import MAX_BYTES, parsed
 
 
@@ -40,7 +41,7 @@ def _config_in(directory: Path) -> Mapping[str, Any]:
     try:
         config = read_yaml(directory / "config.yaml")
         if isinstance(config, Mapping):
-            return config
+            return with_new_names(config)
         reason = "it holds no settings"
     except FileNotFoundError:
         reason = "it is not there"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kairostep.timesteps.arguments import count, function, positive, positive_share, share
+from kairostep.timesteps.arguments import count, function, positive, positive_share, renamed_arguments, share
 from kairostep.timesteps.bin_means import BinMeans
 from kairostep.timesteps.distributed import gather_over_ranks, rank, sum_over_ranks
 from kairostep.timesteps.draw_table import TableSampler
@@ -87,25 +87,26 @@ class LossSecondMoment(TimestepSampler):
     """Draws in proportion to the root mean square of each bin's last losses, weighted by 1/density.
 
     Nichol & Dhariwal 2021, meant for the variational bound. Uniform until every bin has seen `history` losses. The
-    density stays within `uniform_prob` and (1 - uniform_prob) num_bins + uniform_prob times uniform.
+    density stays within `floor` and (1 - floor) num_bins + floor times uniform.
     """
 
     losses: Tensor  # (K, history), a ring per bin
     num_seen: Tensor  # (K,)
     num_skipped: Tensor  # ()
 
+    @renamed_arguments(uniform_prob="floor")
     def __init__(
         self,
         num_bins: int = 1000,
         history: int = 10,
-        uniform_prob: float = 0.001,
+        floor: float = 0.001,
         *,
         stratified: bool = True,
         seed: int = 0,
     ) -> None:
         super().__init__()
         self.history = count("history", history)
-        self.uniform_prob = positive_share("uniform_prob", uniform_prob)
+        self.floor = positive_share("floor", floor)
         self.draws = Draws(seed, stratified=stratified)
         self.num_bins = count("num_bins", num_bins)
         self.register_buffer("losses", torch.zeros(num_bins, history, dtype=torch.float32))
@@ -116,7 +117,7 @@ class LossSecondMoment(TimestepSampler):
         """Return the mass of each bin (K,)."""
         root_mean_square = self.losses.square().mean(1).sqrt()
         ready = (self.num_seen >= self.history).all() & (root_mean_square.sum() > 0)
-        return with_floor(torch.where(ready, root_mean_square, 1.0), self.uniform_prob)
+        return with_floor(torch.where(ready, root_mean_square, 1.0), self.floor)
 
     def sample(self, x0: Tensor) -> Timesteps:
         """Return one time and one weight for each row of x0 (B, ...)."""
@@ -170,6 +171,9 @@ class InfoNoise(TableSampler):
     density times weight follows the gated rate. Uniform until every bin has seen `warmup` losses; `floor` is the share
     of uniform draws from then on, so that density / uniform stays within floor and (1 - floor) K + floor. A process of
     fewer steps than `num_bins` has one bin per step.
+
+    loss_weight: the function of t that the loss puts on the squared error of x0 (`objective.x0_weight`); None for an
+        unweighted epsilon loss.
     """
 
     log_snr: Tensor  # (K,)
@@ -179,7 +183,7 @@ class InfoNoise(TableSampler):
     def __init__(
         self,
         process: LogSNR,
-        loss_weight: Callable[[Tensor], Tensor] = torch.exp,  # of log-SNR; exp is an unweighted epsilon loss
+        loss_weight: Callable[[Tensor], Tensor] | None = None,
         *,
         num_bins: int = 100,
         decay: float = 0.99,  # of the running mean error, per loss in a bin
@@ -200,12 +204,12 @@ class InfoNoise(TableSampler):
         self.gate_power = positive("gate_power", gate_power)
         self.floor = max(positive_share("floor", floor), UNBIASED_FLOOR if unbiased else 0.0)
         self.process, self.unbiased = process, unbiased
-        self.loss_weight = function("loss_weight", loss_weight, "objective.x0_weight")
+        self.loss_weight = None if loss_weight is None else checked_loss_weight(loss_weight)
         centres = (torch.arange(num_bins, dtype=torch.float64) + 0.5) / num_bins
         log_snr = self.bounded_log_snr(centres)
         self.register_buffer("log_snr", log_snr.float(), persistent=False)
         self.register_buffer("log_width", log_widths(log_snr).float(), persistent=False)
-        weight = loss_weight(log_snr)
+        weight = self.weight_on_x0(centres)
         if not bool((weight.isfinite() & (weight > 0)).all()):
             raise ValueError(f"loss_weight must be positive and finite at every bin, got {weight}: add a little to it")
         self.register_buffer("log_weight", weight.log().float(), persistent=False)
@@ -214,6 +218,10 @@ class InfoNoise(TableSampler):
     def bounded_log_snr(self, t: Tensor) -> Tensor:
         """Return log-SNR kept in the range of usual processes: a flow starts and ends at infinity."""
         return self.process.log_snr(t).clamp(-MAX_LOG_SNR, MAX_LOG_SNR)
+
+    def weight_on_x0(self, t: Tensor) -> Tensor:
+        """Return the factor (N,) that the loss puts on the squared error of x0 at t (N,)."""
+        return self.bounded_log_snr(t).exp() if self.loss_weight is None else self.loss_weight(t)
 
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
@@ -224,7 +232,7 @@ class InfoNoise(TableSampler):
     @torch.no_grad()
     def record(self, t: Tensor, losses: Tensor) -> None:
         """Take in the losses (B,) at t (B,), and change the density if it is time."""
-        self.errors.add(t, losses / self.loss_weight(self.bounded_log_snr(t)))
+        self.errors.add(t, losses / self.weight_on_x0(t))
         if self.steps.advance() % self.refresh == 0:
             ready = (self.errors.num_seen[:-1] >= self.warmup).all()
             learned = self.learned()
@@ -244,6 +252,15 @@ class InfoNoise(TableSampler):
     def diagnostics(self) -> dict[str, Tensor]:
         """Return how many losses were skipped, being NaN or infinite."""
         return {"skipped_losses": self.errors.num_skipped}
+
+
+def checked_loss_weight(loss_weight: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return InfoNoise's loss weight if it can be one: it was a function of log-SNR once, `torch.exp` by default."""
+    if loss_weight is torch.exp:
+        raise ValueError(
+            "loss_weight must be a function of t, got torch.exp, of log-SNR: leave it out, it means the same"
+        )
+    return function("loss_weight", loss_weight, "objective.x0_weight")
 
 
 def log_widths(log_snr: Tensor) -> Tensor:

@@ -67,7 +67,8 @@ def represent_value(value: Any) -> str:
     value = value.func if isinstance(value, partial) else value
     if inspect.isroutine(value):
         return function_name(value)
-    is_plain = any(type(value).__repr__ is kind.__repr__ for kind in (object, nn.Module))
+    printed_by: Any = type(value).__repr__
+    is_plain = printed_by is object.__repr__ or printed_by is nn.Module.__repr__
     return f"{type(value).__name__}(...)" if is_plain else repr(value)
 
 
