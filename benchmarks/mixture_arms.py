@@ -60,7 +60,7 @@ class Misfiled(ks.TimestepSampler):
         return self.sampler.sample(x0)
 
     def observe(
-        self, x0: Tensor, drawn: ks.Timesteps, losses: Tensor, loss_at: ks.LossAt
+        self, x0: Tensor, drawn: ks.Timesteps, losses: Tensor, loss_at: ks.LossAt | None = None
     ) -> AbstractContextManager[None]:
         """Show the losses under other times."""
         other = ks.Timesteps(misfiled(drawn.t, self.elsewhere), drawn.weight)
@@ -71,11 +71,12 @@ class Misattributed(Misfiled):
     """A sampler that is paid for each draw what another row of the batch earned: a control."""
 
     def observe(
-        self, x0: Tensor, drawn: ks.Timesteps, losses: Tensor, loss_at: ks.LossAt
+        self, x0: Tensor, drawn: ks.Timesteps, losses: Tensor, loss_at: ks.LossAt | None = None
     ) -> AbstractContextManager[None]:
         """Answer for another row whenever one is asked for."""
         other = torch.randperm(len(x0))
-        return self.sampler.observe(x0, drawn, losses, lambda rows, t: loss_at(other[rows], t))
+        at = loss_at and (lambda rows, t: loss_at(other[rows], t))
+        return self.sampler.observe(x0, drawn, losses, at)
 
 
 class Oracle(ks.Tabulated):
@@ -87,7 +88,7 @@ class Oracle(ks.Tabulated):
         self.num_observed = 0
 
     def observe(
-        self, x0: Tensor, drawn: ks.Timesteps, losses: Tensor, loss_at: ks.LossAt
+        self, x0: Tensor, drawn: ks.Timesteps, losses: Tensor, loss_at: ks.LossAt | None = None
     ) -> AbstractContextManager[None]:
         """Look at the excess if it is time."""
         self.num_observed += 1

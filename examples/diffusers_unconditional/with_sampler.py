@@ -39,7 +39,8 @@ global_step = 0
 while global_step < max_train_steps:
     for clean_images in train_dataloader:
         noise = torch.randn_like(clean_images)
-        timesteps = (drawn := timestep_sampler.sample(clean_images)).timesteps
+        drawn = timestep_sampler.sample(clean_images)
+        timesteps = drawn.timesteps
         noisy_images = noise_scheduler.add_noise(clean_images, noise, timesteps)
         with accelerator.accumulate(model):
             model_output = model(noisy_images, timesteps).sample
@@ -49,7 +50,8 @@ while global_step < max_train_steps:
                 alpha_t = noise_scheduler.alphas_cumprod.to(timesteps.device)[timesteps].view(-1, 1, 1, 1)
                 snr_weights = alpha_t / (1 - alpha_t)
                 loss = snr_weights * F.mse_loss(model_output.float(), clean_images.float(), reduction="none")
-            loss = ((losses := loss.mean(dim=[1, 2, 3])) * drawn.weight).mean()
+            losses = loss.mean(dim=[1, 2, 3])
+            loss = (losses * drawn.weight).mean()
             accelerator.backward(loss)
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)

@@ -25,12 +25,13 @@ def losses_at(x, t):  # (B, 64), (B,) -> (B,)
 
 for step in range(STEPS):
     x = data[torch.randint(len(data), (128,))]
-    t = (drawn := timestep_sampler.sample(x)).index(T)
+    drawn = timestep_sampler.sample(x)
+    t = drawn.index(T)
     losses = losses_at(x, t)
     loss = (losses * drawn.weight).mean()
     optimizer.zero_grad()
     loss.backward()
-    with timestep_sampler.observe(x, drawn, losses.detach(), lambda rows, t: losses_at(x[rows], (t * T).long())):
+    with timestep_sampler.observe(x, drawn, losses.detach()):
         optimizer.step()
     if (step + 1) % 500 == 0:
         print(f"step {step + 1}: loss {loss:.4f}")

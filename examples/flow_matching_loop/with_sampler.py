@@ -30,7 +30,7 @@ for step in range(STEPS):
     loss = (losses * drawn.weight).mean()
     optimizer.zero_grad()
     loss.backward()
-    with timestep_sampler.observe(x_1, drawn, losses, lambda rows, t: losses_at(x_1[rows], t)):
+    with timestep_sampler.observe(x_1, drawn, losses):
         optimizer.step()
     if (step + 1) % 100 == 0 or step + 1 == STEPS:
         print(f"step {step + 1}: loss {loss:.4f}")

@@ -52,7 +52,8 @@ timestep_sampler = Accelerated(Scheduled(ks.RootLoss(), noise_scheduler), accele
 for global_step, (pixel_values, input_ids) in enumerate(train_dataloader, start=1):
     latents = vae.encode(pixel_values).latent_dist.sample() * vae.config.scaling_factor
     noise = torch.randn_like(latents)
-    timesteps = (drawn := timestep_sampler.sample(latents)).timesteps
+    drawn = timestep_sampler.sample(latents)
+    timesteps = drawn.timesteps
     noisy_latents = noise_scheduler.add_noise(latents, noise, timesteps)
     model_pred = unet(noisy_latents, timesteps, text_encoder(input_ids, return_dict=False)[0]).sample
     losses = F.mse_loss(model_pred.float(), noise.float(), reduction="none").mean(dim=[1, 2, 3])

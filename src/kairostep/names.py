@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints, overload
 
 from kairostep.diffusion import Weighting, constant, debias, edm, min_snr, p2, soft_min_snr, vlb
+from kairostep.renamed_options import new_names
 from kairostep.timesteps import (
     Adaptive,
     Curriculum,
@@ -107,6 +108,8 @@ def from_name(name: str, /, **arguments: Any) -> TimestepSampler | Weighting:
     maker = makers[name]
     taken = arguments_of(maker)
     for given in arguments:
+        if given in (renamed := new_names("sampler", name)):
+            raise ValueError(f"{given}= of {name} is now {renamed[given]}=: pass {renamed[given]}={arguments[given]!r}")
         if given not in taken:
             takes = ", ".join(f"{key}=" for key in taken) or "no arguments"
             raise ValueError(

@@ -11,10 +11,10 @@ from kairostep.analysis import preview_of
 from kairostep.analysis.stand_ins import parts_without_data
 from kairostep.analysis.table import preview_table
 from kairostep.experiments import SAMPLERS, Component, Config
+from kairostep.names import SAMPLERS as SAMPLER_CLASSES
 
 LINEAR = ks.DiscreteProcess.linear()
 REQUIRED = {"beta": {"a": 0.7, "b": 2.0}, "tabulated": {"mass": [1, 3]}, "curriculum": {"start": 5, "end": 9}}
-CHANGING = {"root_loss", "loss_second_moment", "infonoise", "gradient_variance", "adaptive", "curriculum"}
 
 
 def snr_of_the_linear_schedule() -> np.ndarray:
@@ -66,7 +66,7 @@ def test_unbiased_draws_leave_the_objective_as_it_is() -> None:
 def test_the_weight_of_a_sampler_is_part_of_the_weight() -> None:
     sampler = ks.Speed(LINEAR)
     seen = preview_of(ks.Objective(LINEAR), sampler)
-    assert_close(seen.weight, sampler.loss_weight.double())
+    assert_close(seen.weight, sampler.step_weight.double())
 
 
 def test_parts_of_log_snr_hold_the_draws_at_their_times() -> None:
@@ -99,7 +99,7 @@ def test_every_sampler_has_a_preview_without_data(name: str) -> None:
     sampler = Component(name, REQUIRED.get(name, {}))
     config = Config(sampler=sampler, process=Component("cosine"), weighting=Component("vlb"))
     seen = parts_without_data(config).preview()
-    assert seen.learns == (name in CHANGING)
+    assert seen.learns == (SAMPLER_CLASSES[name].observe is not ks.TimestepSampler.observe)
     assert seen.density.mean() == pytest.approx(1, rel=1e-4)
     assert bool(seen.weight.isfinite().all())
     assert (seen.weight > 0).all()

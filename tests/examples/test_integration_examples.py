@@ -17,7 +17,7 @@ import kairostep as ks
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FOLDERS = sorted(path.parent for path in EXAMPLES.glob("*/with_sampler.py") if path.parent.name != "drop_in")
 NUM_STEPS = 3
-MAX_CHANGES = 9  # lines; the loss of diffusers' scripts is a scalar, which costs the ninth
+MAX_CHANGES = 11  # lines; the loss of diffusers' scripts is a scalar, which costs two of them
 MAX_LINES = 70
 
 pytestmark = [

@@ -146,9 +146,9 @@ def test_a_loss_is_made_by_dotted_path_from_plain_options() -> None:
     assert loss_fn.P_mean == -0.8
     assert isinstance(constructed(path, sampler="laplace").sampler, ks.Laplace)  # takes the process
     infonoise = constructed(path, sampler="infonoise").sampler
-    log_snr = torch.linspace(-5, 5, 11)
-    sigma = (-log_snr / 2).exp()
-    torch.testing.assert_close(infonoise.loss_weight(log_snr), (sigma**2 + 0.25) / (sigma * 0.5) ** 2)
+    t = torch.linspace(0.05, 0.95, 11)
+    sigma = infonoise.process.sigma(t)
+    torch.testing.assert_close(infonoise.loss_weight(t), (sigma**2 + 0.25) / (sigma * 0.5) ** 2)
     with pytest.raises(ValueError, match="samplers are uniform"):
         constructed(path, sampler="rootloss")
     with pytest.raises(ValueError, match="sampler must be a kairostep sampler"):
@@ -160,7 +160,7 @@ def test_a_loss_is_made_by_dotted_path_from_plain_options() -> None:
 def test_the_sampler_is_shown_the_loss_before_its_weight() -> None:
     sampler = ks.FixedBeta(2.0, 2.0, unbiased=True)
     shown = []
-    sampler.observe = lambda x0, drawn, losses, loss_at: shown.append(losses) or torch.no_grad()
+    sampler.observe = lambda x0, drawn, losses, loss_at=None: shown.append(losses) or torch.no_grad()
     images, net = torch.rand(8, 1, 4, 4), Net()
     loss = EDMLoss(sampler=sampler)(net, images)
     weight = ks.FixedBeta(2.0, 2.0, unbiased=True).sample(images).weight

@@ -196,7 +196,7 @@ def test_prediction_process_and_weight_are_read_from_the_library(
     torch.testing.assert_close(read.weight(t).float(), diffusion.loss_weight)
     log_snr = process.log_snr(t)
     on_x0 = log_snr.exp().clamp(max=5) if min_snr else log_snr.exp()  # for every prediction alike
-    torch.testing.assert_close(read.x0_weight(log_snr), on_x0, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(read.x0_weight(t), on_x0, rtol=1e-3, atol=1e-6)
     if min_snr:
         torch.testing.assert_close(read.weight(t), ks.min_snr()(log_snr, prediction), rtol=1e-3, atol=1e-6)
     images = torch.rand(T, 1, 4, 4)

@@ -151,7 +151,7 @@ def test_a_loss_aware_sampler_learns_through_their_guard_what_it_learns_in_our_l
         losses = plain.diffusion.training_losses(plain.model, x, drawn.index(50), {})["loss"]
         plain.opt.zero_grad()
         (losses * drawn.weight).mean().backward()
-        with own.observe(x, drawn, losses.detach(), None):
+        with own.observe(x, drawn, losses.detach()):
             plain.opt.step()
     torch.testing.assert_close(loop.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
     torch.testing.assert_close(sampler.state_dict(), own.state_dict(), rtol=0, atol=0)

@@ -17,7 +17,7 @@ from kairostep.integrations.diffusers import Scheduled
 from kairostep.integrations.flow_matching import PathSampler
 from kairostep.integrations.k_diffusion import SampleDensity
 from kairostep.integrations.noise_levels import LogNormal
-from kairostep.integrations.reach import learns, name_of
+from kairostep.integrations.reach import name_of
 from kairostep.timesteps.sampler import UNSHOWN
 
 ROWS = torch.empty(4, 0)
@@ -38,9 +38,12 @@ def adapters(sampler: ks.TimestepSampler) -> list[Scheduled | Accelerated | Path
 def test_what_draws_by_another_learns_if_that_one_does() -> None:
     fixed = ks.Curriculum(ks.LogitNormal(), ks.Uniform(), start=1, end=2)
     for sampler, expected in ((ks.Uniform(), False), (ks.RootLoss(), True), (fixed, False)):
-        assert learns(sampler) is expected
-        assert learns(Scheduled(sampler, DDPMScheduler())) is expected
-    assert learns(ks.Curriculum(ks.LogitNormal(), ks.RootLoss(), start=1, end=2))
+        scheduled = Scheduled(sampler, DDPMScheduler())
+        assert sampler.learns is scheduled.learns is expected
+        assert scheduled.inner == (sampler,)
+    assert ks.Curriculum(ks.LogitNormal(), ks.RootLoss(), start=1, end=2).learns
+    assert fixed.inner == (fixed.first, fixed.then)
+    assert ks.RootLoss().inner == ()
     assert name_of(Scheduled(fixed, DDPMScheduler())) == "Scheduled(Curriculum(LogitNormal, Uniform))"
 
 

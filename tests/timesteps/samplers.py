@@ -67,7 +67,6 @@ UNBIASED = (
     "root_loss_weighted",
     *(name for name in SAMPLERS if name.endswith("_unbiased")),
 )
-LEARNING = tuple(name for name in SAMPLERS if name.startswith(("loss", "root", "info", "gradient", "adaptive")))
 
 
 def build(name: str, model: nn.Module, seed: int = 0, shape: tuple[int, ...] = (4,)) -> ks.TimestepSampler:
@@ -130,3 +129,6 @@ def gloo_rank(rank: int, folder: str) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+LEARNING = tuple(name for name in SAMPLERS if build(name, build_model()).learns)

@@ -79,7 +79,7 @@ HISTOGRAMS: dict[str, Build] = {
     "info_noise": lambda scene, floor: ks.InfoNoise(
         scene.process, scene.objective.x0_weight, num_bins=K, decay=0.5, warmup=1, refresh=1, floor=floor, unbiased=True
     ),
-    "loss_second_moment": lambda scene, floor: ks.LossSecondMoment(K, history=1, uniform_prob=floor),
+    "loss_second_moment": lambda scene, floor: ks.LossSecondMoment(K, history=1, floor=floor),
     "gradient_variance": lambda scene, floor: ks.GradientVariance(
         scene.model.parameters(), num_bins=K, every=1, rows_per_gradient=4, decay=0.5, floor=floor, unbiased=True
     ),

@@ -28,7 +28,7 @@ class Recorded(ks.TimestepSampler):
         self.sampler, self.weight = sampler, weight
         self.drawn: list[ks.Timesteps] = []
         self.events: list[str] = []
-        self.shown: list[tuple[Tensor, ks.Timesteps, Tensor, ks.LossAt]] = []
+        self.shown: list[tuple[Tensor, ks.Timesteps, Tensor, ks.LossAt | None]] = []
 
     def sample(self, x0: Tensor) -> ks.Timesteps:
         """Return draws with weights that tell rows and samplers apart."""
@@ -37,7 +37,9 @@ class Recorded(ks.TimestepSampler):
         return self.drawn[-1]
 
     @contextmanager
-    def observe(self, x0: Tensor, drawn: ks.Timesteps, losses: Tensor, loss_at: ks.LossAt) -> Iterator[None]:  # type: ignore[override]
+    def observe(  # type: ignore[override]
+        self, x0: Tensor, drawn: ks.Timesteps, losses: Tensor, loss_at: ks.LossAt | None = None
+    ) -> Iterator[None]:
         """Record what is shown, and when the step is."""
         self.shown.append((x0, drawn, losses, loss_at))
         self.events.append("before")
@@ -54,7 +56,7 @@ def share_of_late(sampler: ks.TimestepSampler, num_steps: int, num_rows: int = 1
 
 
 def show(sampler: ks.TimestepSampler, drawn: ks.Timesteps, losses: Tensor) -> None:
-    with sampler.observe(torch.zeros(len(losses), 1), drawn, losses, lambda rows, t: losses[rows]):
+    with sampler.observe(torch.zeros(len(losses), 1), drawn, losses):
         pass
 
 

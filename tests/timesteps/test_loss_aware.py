@@ -13,13 +13,13 @@ from kairostep.timesteps.sampler import Timesteps
 
 
 def show(sampler: ks.TimestepSampler, t: Tensor, losses: Tensor) -> None:
-    with sampler.observe(torch.zeros(len(t), 1), Timesteps(t, torch.ones_like(t)), losses, lambda rows, t: t):
+    with sampler.observe(torch.zeros(len(t), 1), Timesteps(t, torch.ones_like(t)), losses):
         pass
 
 
 def test_loss_second_moment_follows_the_queues_of_its_last_losses() -> None:
-    num_bins, history, uniform_prob = 20, 4, 0.01
-    sampler = ks.LossSecondMoment(num_bins, history, uniform_prob)
+    num_bins, history, floor = 20, 4, 0.01
+    sampler = ks.LossSecondMoment(num_bins, history, floor)
     queues: list[list[float]] = [[] for _ in range(num_bins)]
     generator = torch.Generator().manual_seed(0)
     num_warm = 0
@@ -33,13 +33,13 @@ def test_loss_second_moment_follows_the_queues_of_its_last_losses() -> None:
         if all(len(queue) == history for queue in queues):
             num_warm += 1
             root_mean_square = np.sqrt(np.mean(np.square(queues), axis=1))
-            expected = (1 - uniform_prob) * root_mean_square / root_mean_square.sum() + uniform_prob / num_bins
+            expected = (1 - floor) * root_mean_square / root_mean_square.sum() + floor / num_bins
         assert_close(sampler.density(num_bins), torch.tensor(expected, dtype=torch.float32))
     assert 5 < num_warm < 30
 
 
 def test_loss_second_moment_weights_are_one_over_probability() -> None:
-    sampler = ks.LossSecondMoment(10, history=1, uniform_prob=0.1)
+    sampler = ks.LossSecondMoment(10, history=1, floor=0.1)
     t = (torch.arange(10) + 0.5) / 10
     show(sampler, t, 1 + 9 * t)
     drawn = sampler.sample(torch.zeros(256, 1))
@@ -82,7 +82,7 @@ def test_info_noise_reads_the_same_rate_whatever_the_loss_weights() -> None:
         ks.Objective(process, ks.EPSILON, ks.p2()),
     ):
         sampler = ks.InfoNoise(process, objective.x0_weight, num_bins=50, warmup=1, refresh=1, floor=1e-6)
-        weight = objective.x0_weight(process.log_snr(t))
+        weight = objective.x0_weight(t)
         show(sampler, t, weight * (0.01 + t))
         product = (sampler.mass() - 1e-6 / 50) * weight
         products.append(product / product.sum())
@@ -106,7 +106,7 @@ def test_info_noise_refuses_what_has_no_rate() -> None:
     ):
         ks.InfoNoise(ks.EDMProcess(sigma_min=1e-9, sigma_max=1e-6))
     with pytest.raises(ValueError, match="loss_weight must be positive and finite at every bin, got"):
-        ks.InfoNoise(ks.EDMProcess(), lambda log_snr: (log_snr > 0).to(log_snr.dtype))
+        ks.InfoNoise(ks.EDMProcess(), lambda t: (t > 0.5).to(t.dtype))
 
 
 def test_a_mass_that_is_not_finite_leaves_the_table_as_it_was() -> None:
@@ -163,8 +163,8 @@ def test_gradient_variance_needs_a_differentiable_loss() -> None:
     [
         (lambda: ks.LossSecondMoment(num_bins=0), "num_bins must be a whole number of at least 1, got 0"),
         (lambda: ks.LossSecondMoment(history=0), "history must be a whole number of at least 1, got 0"),
-        (lambda: ks.LossSecondMoment(uniform_prob=0.0), r"uniform_prob must be a share in \(0, 1\], got 0"),
-        (lambda: ks.LossSecondMoment(uniform_prob=1.5), r"uniform_prob must be a share in \(0, 1\], got 1.5"),
+        (lambda: ks.LossSecondMoment(floor=0.0), r"floor must be a share in \(0, 1\], got 0"),
+        (lambda: ks.LossSecondMoment(floor=1.5), r"floor must be a share in \(0, 1\], got 1.5"),
         (lambda: ks.InfoNoise(ks.FlowProcess(), decay=1.0), r"decay must be in \[0, 1\), got 1.0"),
         (lambda: ks.InfoNoise(ks.FlowProcess(), floor=-0.1), "floor must be a share"),
         (lambda: ks.InfoNoise(ks.FlowProcess(), num_bins=1), "num_bins must be a whole number of at least 2, got 1"),
@@ -180,7 +180,7 @@ def test_wrong_arguments_are_refused_with_rule_and_value(build: object, message:
 
 def learned_by_losses(num_bins: int) -> ks.TimestepSampler:
     """Return a sampler that has left the uniform density."""
-    sampler = ks.LossSecondMoment(num_bins, history=2, uniform_prob=0.01, seed=3)
+    sampler = ks.LossSecondMoment(num_bins, history=2, floor=0.01, seed=3)
     t = ((torch.arange(2 * num_bins) + 0.5) / (2 * num_bins)).float()
     show(sampler, t, 0.2 + t.square())
     return sampler
@@ -228,7 +228,7 @@ def test_states_from_before_the_table_go_on_where_they_stood(name: str, nested: 
         state = {key: value for key, value in state.items() if not key.endswith("steps._extra_state")}
     parameters = [nn.Parameter(torch.zeros(3))]
     fresh = {
-        "loss_second_moment": ks.LossSecondMoment(8, history=2, uniform_prob=0.01),
+        "loss_second_moment": ks.LossSecondMoment(8, history=2, floor=0.01),
         "gradient_variance": ks.GradientVariance(parameters, num_bins=8, every=1),
     }
     resumed = build(fresh[name])

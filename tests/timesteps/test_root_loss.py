@@ -55,7 +55,7 @@ class Reference:
 
 def show(sampler: ks.TimestepSampler, t: Tensor, losses: Tensor) -> None:
     drawn = ks.Timesteps(t, torch.ones_like(t))
-    with sampler.observe(torch.zeros(len(t), 1), drawn, losses, lambda rows, t: losses[rows]):
+    with sampler.observe(torch.zeros(len(t), 1), drawn, losses):
         pass
 
 

@@ -171,8 +171,8 @@ def test_k_tau_and_lambda_are_options_of_the_paper_version():
     noise = 1 - PROCESSES["linear"].alphas_cumprod
     (change,) = torch.gradient(noise)
     relative = (change - change.min()) / (change.max() - change.min())
-    assert_close(sampler.loss_weight[:250].double(), (0.2 + 0.6 * relative)[:250], rtol=1e-5, atol=1e-6)
-    assert_close(sampler.loss_weight[250:], torch.ones(750))
+    assert_close(sampler.step_weight[:250].double(), (0.2 + 0.6 * relative)[:250], rtol=1e-5, atol=1e-6)
+    assert_close(sampler.step_weight[250:], torch.ones(750))
 
 
 def test_k_is_the_ratio_of_v1_too():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kairostep.diffusion import Objective
 from kairostep.diffusion.weighting import LOG_SNR_LIMIT
-from kairostep.timesteps import TimestepSampler
+from kairostep.timesteps import Curriculum, TimestepSampler
 from kairostep.timesteps.arguments import count
 from kairostep.timesteps.histogram import bin_index, rebin
 
@@ -110,7 +110,7 @@ def preview_of(objective: Objective, sampler: TimestepSampler, *, x0: Tensor | N
         weight,
         x0_weight * (-within).exp(),
         x0_weight,
-        learns=type(sampler).observe is not TimestepSampler.observe,
+        learns=sampler.learns or isinstance(sampler, Curriculum),
     )
 
 

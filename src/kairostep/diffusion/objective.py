@@ -10,7 +10,9 @@ from torch.nn import functional as F
 
 from kairostep.diffusion.prediction import EPSILON, Prediction
 from kairostep.diffusion.process import Process
-from kairostep.diffusion.weighting import LOG_SNR_LIMIT, Weighting, constant
+from kairostep.diffusion.weighting import Weighting, constant
+from kairostep.timesteps.loss_aware import MAX_LOG_SNR
+from kairostep.timesteps.representation import represent
 
 Target = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """`target(x0, xt, alpha, sigma)`: what stands for x0 in the regression target."""
@@ -43,6 +45,10 @@ class Objective:
             raise ValueError(
                 f"weighting must take (log_snr, prediction), got {weighting!r}: call its maker, as in ks.min_snr()"
             ) from error
+
+    def __repr__(self) -> str:
+        """Return the call that makes it, with its process, prediction and weighting."""
+        return represent(self)
 
     def __call__(
         self, model: Callable[..., Any], x0: Tensor, t: Tensor, *, noise: Tensor | None = None, **cond: Any
@@ -87,9 +93,12 @@ class Objective:
         """Return the factor (N,) that this loss puts on the squared error at t (N,): `RootLoss(loss_weight=)`."""
         return self.weighting(self.process.log_snr(t), self.prediction)
 
-    def x0_weight(self, log_snr: Tensor) -> Tensor:
-        """Return the factor that this loss puts on the squared error of x0, as `InfoNoise(loss_weight=)` wants it."""
-        log_snr = log_snr.clamp(-LOG_SNR_LIMIT, LOG_SNR_LIMIT)
+    def x0_weight(self, t: Tensor) -> Tensor:
+        """Return the factor (N,) on the squared error of x0 at t (N,): `InfoNoise(loss_weight=)`.
+
+        Beyond the log-SNR at which `InfoNoise` takes a process to be at its end, the factor is that at the end.
+        """
+        log_snr = self.process.log_snr(t).clamp(-MAX_LOG_SNR, MAX_LOG_SNR)
         return self.weighting(log_snr, self.prediction) / self.prediction.log_x0_error(log_snr).exp()
 
     def reweighting(self, weighting: Weighting) -> Callable[[Tensor], Tensor]:

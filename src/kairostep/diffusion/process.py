@@ -14,6 +14,7 @@ from torch import Tensor
 from kairostep.diffusion.prediction import Prediction, VPrediction
 from kairostep.timesteps.arguments import choice, count, positive
 from kairostep.timesteps.histogram import bin_index
+from kairostep.timesteps.representation import represent
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Coefficients:
 
 class Process(ABC):
     """A Gaussian noising process over t in [0, 1]; each method takes t (N,) and returns (N,) on its device."""
+
+    __repr__ = represent  # the call that makes it, such as `FlowProcess(time_scale=1.0)`
 
     @abstractmethod
     def alpha(self, t: Tensor) -> Tensor:
@@ -249,9 +252,7 @@ class EDMProcess(Process):
         self.sigma_min = positive("sigma_min", sigma_min)
         self.sigma_max = positive("sigma_max", sigma_max)
         if sigma_min >= sigma_max:
-            raise ValueError(
-                f"sigma_min must be below sigma_max, got {sigma_min} and {sigma_max}: EDM's are 0.002 and 80"
-            )
+            raise ValueError(f"sigma_min must be below sigma_max, got {sigma_min}, {sigma_max}: EDM's are 0.002, 80")
 
     @property
     def prediction(self) -> Prediction:

@@ -7,7 +7,7 @@ prediction it is used on. Nothing is normalised: Adam does not care, gradient cl
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from kairostep.diffusion.prediction import Prediction
 from kairostep.diffusion.process import Process
 from kairostep.timesteps.arguments import finite, positive
+from kairostep.timesteps.representation import represent_value
 
 Weighting = Callable[[Tensor, Prediction], Tensor]
 
@@ -24,9 +25,19 @@ LOG_SNR_LIMIT = 40.0  # beyond it, log-SNR counts as this: limits at zero and in
 
 @dataclass(frozen=True)
 class X0Weighting:
-    """The weighting whose factor on the squared error of x0 has the log `log_weight(log_snr)`."""
+    """The weighting whose factor on the squared error of x0 has the log `log_weight(log_snr)`.
+
+    Args:
+        log_weight: Log of the factor, as a function of log-SNR.
+        call: How it prints: the call that makes it.
+    """
 
     log_weight: Callable[[Tensor], Tensor]
+    call: str = field(default="", compare=False)
+
+    def __repr__(self) -> str:
+        """Return the call that makes it, such as `min_snr(gamma=5.0)`."""
+        return self.call or f"X0Weighting({represent_value(self.log_weight)})"
 
     def __call__(self, log_snr: Tensor, prediction: Prediction) -> Tensor:
         """Return the factor on the squared error of this prediction, in the shape of log_snr."""
@@ -34,47 +45,60 @@ class X0Weighting:
         return (self.log_weight(log_snr) + prediction.log_x0_error(log_snr)).exp()
 
 
+@dataclass(frozen=True)
+class ConstantWeighting:
+    """The weighting that is 1 on whatever is predicted."""
+
+    def __repr__(self) -> str:
+        """Return the call that makes it."""
+        return "constant()"
+
+    def __call__(self, log_snr: Tensor, prediction: Prediction) -> Tensor:
+        """Return 1 in the shape of log_snr."""
+        return torch.ones_like(log_snr)
+
+
 def constant() -> Weighting:
     """Return 1 on whatever is predicted: the simple loss of Ho et al. 2020 for epsilon."""
-    return _one
+    return ConstantWeighting()
 
 
 def vlb(process: Process) -> Weighting:
     """Return the weights of the variational bound, `process.vlb_weight` for epsilon."""
     process.vlb_weight(torch.zeros(1))  # raises here, not in training, where the bound is infinite
-    return X0Weighting(partial(_log_vlb, process=process))
+    return X0Weighting(partial(_log_vlb, process=process), f"vlb({process!r})")
 
 
 def min_snr(gamma: float = 5.0) -> Weighting:
     """Return min(SNR, gamma) on x0 (Hang et al. 2023)."""
-    return X0Weighting(partial(torch.clamp, max=math.log(positive("gamma", gamma))))
+    return X0Weighting(partial(torch.clamp, max=math.log(positive("gamma", gamma))), f"min_snr({gamma=})")
 
 
 def soft_min_snr(gamma: float = 4.0) -> Weighting:
     """Return gamma SNR / (gamma + SNR) on x0 (k-diffusion), gamma = 1 / sigma_data**2."""
-    return X0Weighting(partial(_log_soft_min_snr, log_gamma=math.log(positive("gamma", gamma))))
+    return X0Weighting(
+        partial(_log_soft_min_snr, log_gamma=math.log(positive("gamma", gamma))), f"soft_min_snr({gamma=})"
+    )
 
 
 def p2(k: float = 1.0, gamma: float = 1.0) -> Weighting:
     """Return 1 / (k + SNR)**gamma on epsilon (Choi et al. 2022)."""
-    return X0Weighting(partial(_log_p2, log_k=math.log(positive("k", k)), gamma=finite("gamma", gamma)))
+    log_weight = partial(_log_p2, log_k=math.log(positive("k", k)), gamma=finite("gamma", gamma))
+    return X0Weighting(log_weight, f"p2({k=}, {gamma=})")
 
 
 def debias() -> Weighting:
     """Return 1 / sqrt(SNR) on epsilon (Yu et al. 2024); it grows without bound toward pure noise."""
-    return X0Weighting(_half)
+    return X0Weighting(_half, "debias()")
 
 
 def edm(sigma_data: float = 0.5) -> Weighting:
     """Return (sigma**2 + sigma_data**2) / (sigma sigma_data)**2 on x0 (Karras et al. 2022): 1 on EDM's own target."""
-    return X0Weighting(partial(_log_sum, log_other=-2 * math.log(positive("sigma_data", sigma_data))))
+    log_weight = partial(_log_sum, log_other=-2 * math.log(positive("sigma_data", sigma_data)))
+    return X0Weighting(log_weight, f"edm({sigma_data=})")
 
 
 # Logs of factors on the squared error of x0, at the top level so that objectives can be pickled.
-
-
-def _one(log_snr: Tensor, prediction: Prediction) -> Tensor:
-    return torch.ones_like(log_snr)
 
 
 def _log_sum(log_snr: Tensor, log_other: float) -> Tensor:

@@ -31,6 +31,7 @@ from kairostep.experiments.config import Component, decoded
 from kairostep.names import SAMPLERS as SAMPLER_CLASSES
 from kairostep.names import WEIGHTINGS as WEIGHTING_MAKERS
 from kairostep.names import Argument, arguments_of, unknown
+from kairostep.renamed_options import new_names
 from kairostep.timesteps import (
     Adaptive,
     BetaPair,
@@ -249,6 +250,8 @@ def checked_options(kind: str, table: Mapping[str, Maker], component: Component)
     for name, value in component.options.items():
         if name == "seed":
             raise ValueError(f"the seed is one for the whole experiment: pass --seed={value}")
+        if name in (renamed := new_names(kind, component.name)):
+            raise ValueError(f"--{kind}.{name} is now --{kind}.{renamed[name]}: pass --{kind}.{renamed[name]}={value}")
         if name not in valid:
             raise ValueError(unknown(f"option of {kind} {component.name}:", name, valid))
         options[name] = decoded(f"--{kind}.{name}", valid[name].hint, value)

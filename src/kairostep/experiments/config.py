@@ -13,6 +13,7 @@ from kairostep.bounded_files import Unreadable, parse_yaml, read_yaml
 from kairostep.experiments.settings import Component as Component
 from kairostep.experiments.settings import Config as Config
 from kairostep.names import unknown as unknown
+from kairostep.renamed_options import with_new_names
 
 COMPONENTS = tuple(f.name for f in fields(Config) if f.type is Component)
 NAMES = tuple(f.name for f in fields(Config))
@@ -130,6 +131,8 @@ def _pairs(overrides: Sequence[str]) -> Iterable[tuple[str, Any]]:
 def load(path: Path, *, pipes: bool = False) -> Config:
     """Return the config of a YAML file, as `config.yaml` of a run is one; its section `provenance` is left out.
 
+    Options of earlier versions get their names of today.
+
     `pipes`: also out of a pipe, as `--config <(command)` is one.
     """
     try:
@@ -139,7 +142,7 @@ def load(path: Path, *, pipes: bool = False) -> Config:
     if not isinstance(raw, Mapping):
         raise ValueError(f"--config must hold `key: value` lines, got {str(path)!r} with {type(raw).__name__}")
     try:
-        return from_dict({key: value for key, value in raw.items() if key != "provenance"})
+        return from_dict(with_new_names({key: value for key, value in raw.items() if key != "provenance"}))
     except ValueError as error:
         raise ValueError(f"{error} (in {path})") from error
 

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from kairostep.files import whole_file
-from kairostep.integrations.reach import checked_sampler, given_or_unneeded, load_state, name_of
+from kairostep.integrations.reach import checked_sampler, load_state, name_of
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
+from kairostep.timesteps.sampler import check_loss_at
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -53,6 +54,11 @@ class Accelerated(TimestepSampler):
         accelerator.register_save_state_pre_hook(self._save)
         accelerator.register_load_state_pre_hook(self._load)
 
+    @property
+    def inner(self) -> tuple[TimestepSampler, ...]:
+        """The sampler that draws."""
+        return (self.sampler,)
+
     def sample(self, x0: Tensor) -> Timesteps:
         """Return what the sampler draws for the clean batch x0 (B, ...)."""
         return self.sampler.sample(x0)
@@ -61,11 +67,11 @@ class Accelerated(TimestepSampler):
         self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None
     ) -> AbstractContextManager[None]:
         """Wrap the optimizer's step, learn if it is one; `loss_at` is needed by samplers that `uses_loss_at` alone."""
-        at = given_or_unneeded(loss_at, self.sampler)
+        check_loss_at(self.sampler, loss_at)  # of the first micro-batch too
         if not self.accelerator.sync_gradients:
             self.show(x0, drawn, losses.detach())
             return nullcontext()
-        return self.sampler.observe(x0, drawn, losses.detach(), at)
+        return self.sampler.observe(x0, drawn, losses.detach(), loss_at)
 
     def show(self, x0: Tensor, drawn: Timesteps, losses: Tensor) -> None:
         """Show a micro-batch of the step to come; `observe` does it where the gradients are not in sync."""

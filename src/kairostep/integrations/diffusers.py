@@ -26,10 +26,11 @@ from kairostep.diffusion import EPSILON, VELOCITY, X0, DiscreteProcess, Predicti
 from kairostep.diffusion.process import Process
 from kairostep.diffusion.weighting import LOG_SNR_LIMIT
 from kairostep.integrations.noise_levels import FlowSteps
-from kairostep.integrations.reach import checked_sampler, give_loss_weight, given_or_unneeded
+from kairostep.integrations.reach import checked_sampler, give_loss_weight
 from kairostep.timesteps import LossAt, Tabulated, Timesteps, TimestepSampler
 from kairostep.timesteps.arguments import choice
 from kairostep.timesteps.histogram import BELOW_ONE
+from kairostep.timesteps.sampler import check_loss_at
 
 PREDICTIONS: dict[str, Prediction] = {"epsilon": EPSILON, "sample": X0, "v_prediction": V}
 SCHEMES = ("sigma_sqrt", "logit_normal", "mode", "cosmap", "none")  # of diffusers' scripts for flow models
@@ -140,6 +141,11 @@ class Scheduled(TimestepSampler):
                     'with prediction_type="v_prediction", or without rescale_betas_zero_snr'
                 )
 
+    @property
+    def inner(self) -> tuple[TimestepSampler, ...]:
+        """The sampler that draws."""
+        return (self.sampler,)
+
     def sample(self, x0: Tensor) -> ScheduledTimesteps:
         """Return one timestep and one weight for each row of the clean batch x0 (B, ...)."""
         drawn = self.sampler.sample(x0)
@@ -150,8 +156,9 @@ class Scheduled(TimestepSampler):
         self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None
     ) -> AbstractContextManager[None]:
         """Wrap the optimizer's step; `loss_at(rows, timesteps)` is needed by samplers that `uses_loss_at` alone."""
-        at = given_or_unneeded(loss_at, self.sampler, "loss_at(rows, timesteps)")
-        return self.sampler.observe(x0, drawn, losses.detach(), lambda rows, t: at(rows, self.process.time(t)))
+        check_loss_at(self.sampler, loss_at, "loss_at(rows, timesteps)")
+        at = loss_at and (lambda rows, t: loss_at(rows, self.process.time(t)))
+        return self.sampler.observe(x0, drawn, losses.detach(), at)
 
     def show(self, x0: Tensor, drawn: Timesteps, losses: Tensor) -> None:
         """Show a micro-batch of the step to come, each but the last, which `observe` shows."""

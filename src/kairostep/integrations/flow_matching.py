@@ -5,7 +5,7 @@ sampler = PathSampler(ks.RootLoss(), path)  # a flow_matching path, or a torchcf
 drawn = sampler.sample(x_1)  # drawn.t is the path's time
 losses = losses_at(x_1, drawn.t)  # path.sample(x_0=..., x_1=x_1, t=drawn.t) and so on
 (losses * drawn.weight).mean().backward()
-with sampler.observe(x_1, drawn, losses, lambda rows, t: losses_at(x_1[rows], t)):
+with sampler.observe(x_1, drawn, losses):
     optimizer.step()
 """
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from kairostep.integrations.noise_levels import OfTime, ReadProcess
-from kairostep.integrations.reach import checked_sampler, given_or_unneeded
+from kairostep.integrations.reach import checked_sampler
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
 from kairostep.timesteps.histogram import BELOW_ONE
 
@@ -50,6 +50,11 @@ class PathSampler(nn.Module):
                 "ConditionalFlowMatcher, or pass for instance ks.RootLoss()"
             )
 
+    @property
+    def inner(self) -> tuple[TimestepSampler, ...]:
+        """The sampler that draws."""
+        return (self.sampler,)
+
     def sample(self, x_1: Tensor) -> PathTimes:
         """Return one time of the path and one weight for each row of the data x_1 (B, ...)."""
         drawn = self.sampler.sample(x_1)
@@ -59,12 +64,8 @@ class PathSampler(nn.Module):
         self, x_1: Tensor, drawn: PathTimes, losses: Tensor, loss_at: LossAt | None = None
     ) -> AbstractContextManager[None]:
         """Wrap the optimizer's step, as a sampler's `observe`; `loss_at(rows, t)` is called with the path's time."""
-        at = given_or_unneeded(loss_at, self.sampler)
-
-        def loss_at_t(rows: Tensor, t: Tensor) -> Tensor:
-            return at(rows, to_path_time(t))
-
-        return self.sampler.observe(x_1, drawn.drawn, losses.detach(), loss_at_t)
+        at = loss_at and (lambda rows, t: loss_at(rows, to_path_time(t)))
+        return self.sampler.observe(x_1, drawn.drawn, losses.detach(), at)
 
     def show(self, x_1: Tensor, drawn: PathTimes, losses: Tensor) -> None:
         """Show a micro-batch of the step to come, each but the last, which `observe` shows."""

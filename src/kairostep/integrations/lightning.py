@@ -18,12 +18,13 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from kairostep.integrations.reach import checked_sampler, given_or_unneeded, load_state, name_of
+from kairostep.integrations.reach import checked_sampler, load_state, name_of
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
+from kairostep.timesteps.sampler import check_loss_at
 
 log = logging.getLogger("kairostep")
 
-Shown = tuple[Tensor, Timesteps, Tensor, LossAt]
+Shown = tuple[Tensor, Timesteps, Tensor, LossAt | None]
 """What a sampler observes: x0, what was drawn for it, the losses, and other losses."""
 
 
@@ -61,13 +62,16 @@ class TimestepSampling(Callback):
                 "a sampler's losses belong to training with this callback, and none is going on: pass it, "
                 "L.Trainer(callbacks=[sampling]); in validation return the losses at uniform times"
             )
-        at = given_or_unneeded(loss_at, self.sampler)
+        check_loss_at(self.sampler, loss_at)
         if losses.shape != drawn.weight.shape:
             raise ValueError(
                 f"losses must be one value per sample, {tuple(drawn.weight.shape)}, got {tuple(losses.shape)}: reduce "
                 "over all dimensions but the first, for instance losses.flatten(1).mean(1)"
             )
-        self._drawn, self._latest = False, (x0, drawn, losses.detach(), _in_precision_of(self._trainer, at))
+        self._drawn, self._latest = (
+            False,
+            (x0, drawn, losses.detach(), loss_at and _in_precision_of(self._trainer, loss_at)),
+        )
         return (losses * drawn.weight).mean()
 
     # What the trainer calls
@@ -77,7 +81,7 @@ class TimestepSampling(Callback):
         if not pl_module.automatic_optimization:
             raise ValueError(
                 "TimestepSampling needs automatic optimization, got a module that steps by itself: there write "
-                "`with sampling.sampler.observe(x, drawn, losses.detach(), loss_at): optimizer.step()`"
+                "`with sampling.sampler.observe(x, drawn, losses.detach()): optimizer.step()`"
             )
         self.sampler.to(pl_module.device)
         self._trainer, self._drawn, self._latest, self._seen = trainer, False, None, []

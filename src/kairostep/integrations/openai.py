@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kairostep.diffusion import DiscreteProcess
 from kairostep.integrations.noise_levels import follow
-from kairostep.integrations.reach import check_reach, checked_sampler, learn_without_step, learns
+from kairostep.integrations.reach import check_reach, checked_sampler, learn_without_step
 from kairostep.names import SAMPLERS, arguments_of, from_name
 from kairostep.timesteps import Timesteps, TimestepSampler
 from kairostep.timesteps.distributed import rank, world_size
@@ -35,6 +35,11 @@ class ScheduleSampler:
         process = process_of(diffusion)
         self.sampler, self.num_steps = sampler, process.num_steps
         sampler.how_to_show = "call update_with_local_losses, or pass base=LossAwareSampler so that the loop does"
+
+    @property
+    def inner(self) -> tuple[TimestepSampler, ...]:
+        """The sampler that draws."""
+        return (self.sampler,)
 
     def weights(self) -> "np.ndarray[Any, Any]":
         """Return how often each step is drawn now, (T,), summing to 1."""
@@ -106,7 +111,7 @@ def create_named_schedule_sampler(
         raise ValueError(f"options belong to the name of a sampler, got {options} and {name!r}: leave them out")
     else:
         sampler = checked_sampler(name)
-    if base is None and learns(sampler):
+    if base is None and sampler.learns:
         raise ValueError(
             f"{type(sampler).__name__} learns from losses, which these loops show to their own LossAwareSampler alone: "
             "pass base=LossAwareSampler, or make a ScheduleSampler and call update_with_local_losses yourself"

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from kairostep.integrations.reach import checked_sampler, given_or_unneeded, learns, out_of_reach
+from kairostep.integrations.reach import checked_sampler
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
-from kairostep.timesteps.sampler import rows_for
+from kairostep.timesteps.sampler import check_loss_at, rows_for
 
 
 class FollowedZeroGrad:
@@ -46,8 +46,8 @@ class StepObserver:
         observer = StepObserver(sampler, optimizer)
         ...
         drawn = sampler.sample(x)
-        losses = loss_at(torch.arange(len(x)), drawn.t)
-        observer.show(x, drawn, losses, loss_at)  # and the framework steps
+        losses = ...  # of each row at drawn.t, (B,)
+        observer.show(x, drawn, losses)  # and the framework steps
 
     The sampler learns from all batches shown for a step, so with gradient accumulation from every micro-batch; one that
     asks for other losses measures the last. A batch whose gradient `optimizer.zero_grad()` drops belongs to no step.
@@ -66,7 +66,7 @@ class StepObserver:
                 "pass the one whose step() updates the model"
             )
         self.num_unseen = 0  # steps taken without a batch shown
-        self._shown: list[tuple[Tensor, Timesteps, Tensor, LossAt]] = []
+        self._shown: list[tuple[Tensor, Timesteps, Tensor, LossAt | None]] = []
         self._num_dropped = 0  # of those shown, whose gradients are gone
         self._entered: AbstractContextManager[None] | None = None
         self._depth = 0  # of steps within steps: an optimizer's step may call that of its base class, which hooks too
@@ -81,13 +81,13 @@ class StepObserver:
         """Say what the next step is taken on: `losses` (B,) at `drawn.t`, before `drawn.weight`."""
         if not self._handles:
             raise RuntimeError("an observer must be on its optimizer, but remove() was called: make a new StepObserver")
-        loss_at = given_or_unneeded(loss_at, self.sampler)
+        check_loss_at(self.sampler, loss_at)
         if self._depth and not self._in_closure:
             self._abandon()
         earlier = self._shown[self._num_dropped :]
         if earlier:  # of which nobody asks for other losses, nor for images: let go of both
             before, before_drawn, before_losses, _ = earlier[-1]
-            earlier[-1] = rows_for(self.sampler, before), before_drawn, before_losses, out_of_reach
+            earlier[-1] = rows_for(self.sampler, before), before_drawn, before_losses, None
         self._shown, self._num_dropped = [*earlier, (x0, drawn, losses.detach(), loss_at)], 0
 
     def remove(self) -> None:
@@ -128,7 +128,7 @@ class StepObserver:
     def _enter(self) -> None:
         if not self._shown:
             self.num_unseen += 1
-            if self.num_unseen == 1 and learns(self.sampler):
+            if self.num_unseen == 1 and self.sampler.learns:
                 warnings.warn(
                     "an optimizer stepped without a batch shown since its last step, so the sampler learned nothing "
                     "from it: call observer.show(x0, drawn, losses) before each step",

@@ -6,39 +6,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kairostep.timesteps import Curriculum, LossAt, RootLoss, Timesteps, TimestepSampler
+from kairostep.timesteps import RootLoss, Timesteps, TimestepSampler
 
 
 @torch.no_grad()
 def learn_without_step(sampler: TimestepSampler, drawn: Timesteps, losses: Tensor) -> None:
     """Show losses (B,) to a sampler where the step is out of reach: the same, for all that ask for no other loss."""
-    with sampler.observe(drawn.t.new_empty(len(drawn.t), 0), drawn, losses.detach(), out_of_reach):
+    with sampler.observe(drawn.t.new_empty(len(drawn.t), 0), drawn, losses.detach()):
         pass
-
-
-def learns(sampler: TimestepSampler) -> bool:
-    """Return whether the sampler, or one that it draws by, learns from what it is shown."""
-    within = _within(sampler)
-    return any(map(learns, within)) if within else type(sampler).observe is not TimestepSampler.observe
 
 
 def name_of(sampler: TimestepSampler) -> str:
     """Return its class with those of the samplers that it draws by: `Scheduled(RootLoss)`."""
-    within = ", ".join(map(name_of, _within(sampler)))
+    within = ", ".join(map(name_of, sampler.inner))
     return f"{type(sampler).__name__}({within})" if within else type(sampler).__name__
-
-
-def _within(sampler: TimestepSampler) -> list[TimestepSampler]:
-    """Return the samplers that a curriculum or an adapter draws by."""
-    if isinstance(sampler, Curriculum):
-        return [sampler.first, sampler.then]
-    inner = getattr(sampler, "sampler", None)
-    return [inner] if isinstance(inner, TimestepSampler) else []
 
 
 def give_loss_weight(sampler: TimestepSampler, loss_weight: Callable[[Tensor], Tensor]) -> None:
     """Tell each `RootLoss` that was not told what the losses it is shown were multiplied by, as a function of t."""
-    for own in _within(sampler):
+    for own in sampler.inner:
         give_loss_weight(own, loss_weight)
     if isinstance(sampler, RootLoss) and sampler.loss_weight is None:
         sampler.loss_weight = loss_weight
@@ -85,18 +71,3 @@ def check_reach(sampler: TimestepSampler, where: str, *, x0: bool, loss_at: bool
             f"{where} cannot evaluate losses around a step, got {name}, which asks for them: pass for instance "
             "ks.RootLoss(), or use sampler.observe or StepObserver with a loss_at"
         )
-
-
-def out_of_reach(rows: Tensor, t: Tensor) -> Tensor:
-    """Stand for a `loss_at` that nobody gave."""
-    raise RuntimeError("a loss beyond those shown was asked for, and none can be had here: pass loss_at")
-
-
-def given_or_unneeded(loss_at: LossAt | None, sampler: TimestepSampler, call: str = "loss_at(rows, t)") -> LossAt:
-    """Return `loss_at`, or where the sampler does without one, a stand-in; raise where it does not."""
-    if loss_at is None and sampler.uses_loss_at:
-        raise ValueError(
-            f"{type(sampler).__name__} asks for losses at other times: pass a fourth argument, {call}, that returns "
-            "the losses of these rows of the batch"
-        )
-    return loss_at or out_of_reach

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kairostep.bounded_files import MAX_YAML, Unreadable, parse_yaml, read_bytes
+from kairostep.renamed_options import with_new_names
 from kairostep.reports.metrics_file import Metrics, number, parsed
 
 QUIET_SECONDS = 600  # a run that has written nothing for so long is taken for dead
@@ -123,7 +124,7 @@ def _config(directory: Path, problems: list[str]) -> tuple[Mapping[str, Any], st
     if not isinstance(config, Mapping):
         problems.append("config.yaml holds no settings")
         return {}, text
-    return {str(key): value for key, value in config.items()}, text
+    return with_new_names({str(key): value for key, value in config.items()}), text
 
 
 def _reason(error: Exception) -> str:

@@ -185,12 +185,13 @@ class Adaptive(TimestepSampler):
     # Algorithm 2: what a step was worth
 
     @learns_from_step
-    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
+    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
         """Measure the loss before and after the optimizer's step if it is time, and learn from the difference."""
         update, rest = divmod(self.steps.advance() - 1, self.probing.every)
         if rest:
             yield
             return
+        assert loss_at is not None  # `learns_from_step` checked it
         probe = self.plan(x0, update)
         before = self.evaluate(probe, loss_at, len(x0), self.reading.noise(update, after=False))
         yield

@@ -1,7 +1,11 @@
 """Checks of constructor arguments: the rule, the value and the fix in one sentence."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 LARGEST_FLOAT = 1e30  # float32 ends at 3.4e38: with room to multiply
 LARGEST = 10**15  # of counts that nothing is made of, such as steps: exact in float64, with room to multiply
@@ -85,6 +89,22 @@ EXAMPLES: dict[str, float] = {  # what an error suggests for arguments that have
     "warmup_steps": 100,
     "workers": 4,
 }
+
+
+def renamed_arguments(**new_names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return a decorator that refuses old names of keyword arguments with the new ones: `old="new"`."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+            for old in new_names.keys() & kwargs.keys():
+                new = new_names[old]
+                raise TypeError(f"{old}= is now {new}=, got {old}={kwargs[old]!r}: pass {new}={kwargs[old]!r}")
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
 
 
 def example(name: str, otherwise: float) -> str:

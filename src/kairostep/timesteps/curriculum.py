@@ -45,6 +45,11 @@ class Curriculum(TimestepSampler):
         self.draws.key.bitwise_not_()  # numbers of its own: which rows `then` draws must not depend on their times
         self.register_buffer("num_drawn", torch.tensor(0))
 
+    @property
+    def inner(self) -> tuple[TimestepSampler, ...]:
+        """Both samplers, in their order."""
+        return self.first, self.then
+
     def share(self) -> Tensor:
         """Return the share of rows that `then` draws at the next step, ()."""
         rising = ((self.num_drawn - self.start).float() / max(1, self.end - self.start)).clamp(0, 1)
@@ -58,17 +63,17 @@ class Curriculum(TimestepSampler):
         return Timesteps(torch.where(by_then, then.t, first.t), torch.where(by_then, then.weight, first.weight))
 
     @learns_from_step
-    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
+    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
         """Show the step to both."""
         with ExitStack() as stack:
-            for sampler in (self.first, self.then):
+            for sampler in self.inner:
                 stack.enter_context(sampler.observe(x0, drawn, losses, loss_at))
             yield
 
     def show(self, x0: Tensor, drawn: Timesteps, losses: Tensor) -> None:
         """Show the micro-batch to both."""
         self.num_unshown = 0
-        for sampler in (self.first, self.then):
+        for sampler in self.inner:
             sampler.show(x0, drawn, losses)
 
     def density(self, num_bins: int = 100) -> Tensor:

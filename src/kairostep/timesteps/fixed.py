@@ -86,6 +86,7 @@ class LogitNormal(Tabulated):
         positive("std", std)
         edges = torch.linspace(0, 1, NUM_BINS + 1, dtype=torch.float64)
         super().__init__(torch.special.ndtr((edges.logit() - mean) / std).diff(), **options)
+        self.mean, self.std = mean, std
 
 
 class Mode(Tabulated):
@@ -106,6 +107,7 @@ class Mode(Tabulated):
             above = 1 - u - scale * ((math.pi * u / 2).cos().square() - 1 + u) > edges
             low, high = torch.where(above, u, low), torch.where(above, high, u)
         super().__init__(-((low + high) / 2).diff(), **options)
+        self.scale = scale
 
 
 class FixedBeta(Tabulated):
@@ -114,6 +116,7 @@ class FixedBeta(Tabulated):
     def __init__(self, a: float, b: float, **options: Unpack[DrawOptions]) -> None:
         edges = torch.linspace(0, 1, NUM_BINS + 1, dtype=torch.float64)
         super().__init__(beta_cdf(edges, positive("a", a), positive("b", b)).diff(), **options)
+        self.a, self.b = a, b
 
 
 class LogNormalSigma(Tabulated):
@@ -127,6 +130,7 @@ class LogNormalSigma(Tabulated):
         positive("std", std)
         between = log_snr_between_bins(process)
         super().__init__(mass_from_inner_cdf(torch.special.ndtr((-between / 2 - mean) / std)), **options)
+        self.process, self.mean, self.std = process, mean, std
 
 
 class Laplace(Tabulated):
@@ -139,6 +143,7 @@ class Laplace(Tabulated):
         finite("mean", mean)
         z = (mean - log_snr_between_bins(process)) / positive("scale", scale)
         super().__init__(mass_from_inner_cdf(torch.where(z < 0, z.exp() / 2, 1 - (-z).exp() / 2)), **options)
+        self.process, self.mean, self.scale = process, mean, scale
 
 
 def log_snr_between_bins(process: LogSNR) -> Tensor:

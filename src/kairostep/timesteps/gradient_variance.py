@@ -52,6 +52,7 @@ class GradientVariance(TableSampler):
         self.parameters_of_model = Borrowed(trained)
         if not trained:
             raise ValueError("parameters must hold at least one that requires a gradient: pass model.parameters()")
+        self.num_bins = count("num_bins", num_bins)
         self.every = count("every", every)
         self.rows_per_gradient = count("rows_per_gradient", rows_per_gradient)
         self.decay = below_one("decay", decay)
@@ -63,12 +64,13 @@ class GradientVariance(TableSampler):
         self.register_buffer("num_probes", torch.tensor(0))
 
     @learns_from_step
-    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
+    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
         """Measure the next bin if it is time."""
         num_before = self.steps.advance() - 1
         if num_before % self.every:
             yield
             return
+        assert loss_at is not None  # `learns_from_step` checked it
         bin_ = num_before // self.every % len(self.variance)
         with isolated_randomness(x0.device, probe_seed(self.steps.seed, num_before)), torch.enable_grad():
             measured = self.measure(bin_, x0, loss_at)

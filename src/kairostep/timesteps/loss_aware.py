@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kairostep.timesteps.arguments import count, function, positive, positive_share, share
+from kairostep.timesteps.arguments import count, function, positive, positive_share, renamed_arguments, share
 from kairostep.timesteps.bin_means import BinMeans
 from kairostep.timesteps.distributed import gather_over_ranks, rank, sum_over_ranks
 from kairostep.timesteps.draw_table import TableSampler, add_table
@@ -57,7 +57,7 @@ class RootLoss(TableSampler):
         self.squares = BinMeans(num_bins, decay, power=2)
 
     @learns_from_step
-    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
+    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
         """Record the losses of all ranks."""
         yield
         self.record(drawn.t, losses)
@@ -87,31 +87,32 @@ class LossSecondMoment(TableSampler):
     """Draws in proportion to the root mean square of each bin's last losses, weighted by 1/density.
 
     Nichol & Dhariwal 2021, meant for the variational bound. Uniform until every bin has seen `history` losses. The
-    density stays within `uniform_prob` and (1 - uniform_prob) num_bins + uniform_prob times uniform.
+    density stays within `floor` and (1 - floor) num_bins + floor times uniform.
     """
 
     losses: Tensor  # (K, history), a ring per bin
     num_seen: Tensor  # (K,)
     num_skipped: Tensor  # ()
 
+    @renamed_arguments(uniform_prob="floor")
     def __init__(
         self,
         num_bins: int = 1000,
         history: int = 10,
-        uniform_prob: float = 0.001,
+        floor: float = 0.001,
         *,
         stratified: bool = True,
         seed: int = 0,
     ) -> None:
         super().__init__(count("num_bins", num_bins), beta=1.0, stratified=stratified, seed=seed)
         self.history = count("history", history)
-        self.uniform_prob = positive_share("uniform_prob", uniform_prob)
+        self.floor = positive_share("floor", floor)
         self.register_buffer("losses", torch.zeros(num_bins, history, dtype=torch.float32))
         self.register_buffer("num_seen", torch.zeros(num_bins, dtype=torch.int64))
         self.register_buffer("num_skipped", torch.tensor(0))
 
     @learns_from_step
-    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
+    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
         """Record the losses, those of all ranks in the order of ranks."""
         yield
         self.record(drawn.t, losses)
@@ -146,7 +147,7 @@ class LossSecondMoment(TableSampler):
         """Return what the losses ask for, (K,), summing to 1."""
         root_mean_square = self.losses.square().mean(1).sqrt()
         ready = (self.num_seen >= self.history).all() & (root_mean_square.sum() > 0)
-        return with_floor(torch.where(ready, root_mean_square, 1.0), self.uniform_prob)
+        return with_floor(torch.where(ready, root_mean_square, 1.0), self.floor)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load states of version 0.1 too, which have no table."""
@@ -167,6 +168,9 @@ class InfoNoise(TableSampler):
     density times weight follows the gated rate. Uniform until every bin has seen `warmup` losses; `floor` is the share
     of uniform draws from then on, so that density / uniform stays within floor and (1 - floor) K + floor. A process of
     fewer steps than `num_bins` has one bin per step.
+
+    loss_weight: the function of t that the loss puts on the squared error of x0 (`objective.x0_weight`); None for an
+        unweighted epsilon loss.
     """
 
     log_snr: Tensor  # (K,)
@@ -176,7 +180,7 @@ class InfoNoise(TableSampler):
     def __init__(
         self,
         process: LogSNR,
-        loss_weight: Callable[[Tensor], Tensor] = torch.exp,  # of log-SNR; exp is an unweighted epsilon loss
+        loss_weight: Callable[[Tensor], Tensor] | None = None,
         *,
         num_bins: int = 100,
         decay: float = 0.99,  # of the running mean error, per loss in a bin
@@ -196,13 +200,13 @@ class InfoNoise(TableSampler):
         self.onset = positive_share("onset", onset)
         self.gate_power = positive("gate_power", gate_power)
         self.floor = max(positive_share("floor", floor), UNBIASED_FLOOR if unbiased else 0.0)
-        self.process = process
-        self.loss_weight = function("loss_weight", loss_weight, "objective.x0_weight")
+        self.process, self.unbiased = process, unbiased
+        self.loss_weight = None if loss_weight is None else checked_loss_weight(loss_weight)
         centres = (torch.arange(num_bins, dtype=torch.float64) + 0.5) / num_bins
         log_snr = self.bounded_log_snr(centres)
         self.register_buffer("log_snr", log_snr.float(), persistent=False)
         self.register_buffer("log_width", log_widths(log_snr).float(), persistent=False)
-        weight = loss_weight(log_snr)
+        weight = self.weight_on_x0(centres)
         if not bool((weight.isfinite() & (weight > 0)).all()):
             raise ValueError(f"loss_weight must be positive and finite at every bin, got {weight}: add a little to it")
         self.register_buffer("log_weight", weight.log().float(), persistent=False)
@@ -212,8 +216,12 @@ class InfoNoise(TableSampler):
         """Return log-SNR kept in the range of usual processes: a flow starts and ends at infinity."""
         return self.process.log_snr(t).clamp(-MAX_LOG_SNR, MAX_LOG_SNR)
 
+    def weight_on_x0(self, t: Tensor) -> Tensor:
+        """Return the factor (N,) that the loss puts on the squared error of x0 at t (N,)."""
+        return self.bounded_log_snr(t).exp() if self.loss_weight is None else self.loss_weight(t)
+
     @learns_from_step
-    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> Iterator[None]:
+    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
         """Record the losses of all ranks."""
         yield
         self.record(drawn.t, losses)
@@ -221,7 +229,7 @@ class InfoNoise(TableSampler):
     @torch.no_grad()
     def record(self, t: Tensor, losses: Tensor) -> None:
         """Take in the losses (B,) at t (B,), and change the density if it is time."""
-        self.errors.add(t, losses / self.loss_weight(self.bounded_log_snr(t)))
+        self.errors.add(t, losses / self.weight_on_x0(t))
         if self.steps.advance() % self.refresh == 0:
             ready = (self.errors.num_seen[:-1] >= self.warmup).all()
             learned = self.learned()
@@ -241,6 +249,15 @@ class InfoNoise(TableSampler):
     def diagnostics(self) -> dict[str, Tensor]:
         """Return how many losses were skipped, being NaN or infinite."""
         return {"skipped_losses": self.errors.num_skipped}
+
+
+def checked_loss_weight(loss_weight: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return InfoNoise's loss weight if it can be one: it was a function of log-SNR once, `torch.exp` by default."""
+    if loss_weight is torch.exp:
+        raise ValueError(
+            "loss_weight must be a function of t, got torch.exp, of log-SNR: leave it out, it means the same"
+        )
+    return function("loss_weight", loss_weight, "objective.x0_weight")
 
 
 def log_widths(log_snr: Tensor) -> Tensor:

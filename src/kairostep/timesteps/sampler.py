@@ -5,15 +5,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from kairostep.timesteps.arguments import count
 from kairostep.timesteps.histogram import bin_index, quantile
+from kairostep.timesteps.representation import represent
 
 S = TypeVar("S", bound="TimestepSampler")
+P = ParamSpec("P")
 
 UNSHOWN = 100  # draws in a row of which a sampler that learns is shown no loss, before it says so
 LARGEST = 1e15  # a loss, drop or reward beyond it counts as not finite: sums of its square would overflow float32
@@ -51,8 +53,17 @@ class TimestepSampler(nn.Module):
     A training loop with a sampler, any sampler:
 
         drawn = sampler.sample(x)
-        losses = loss_at(slice(None), drawn.t)
+        t = drawn.index(T)  # or drawn.t, in continuous time
+        losses = ...  # of each row at t, (B,)
         (losses * drawn.weight).mean().backward()
+        with sampler.observe(x, drawn, losses.detach()):
+            optimizer.step()
+
+    A sampler that `uses_loss_at` also needs a function that returns losses of the same batch at other times:
+
+        def loss_at(rows, t):  # rows (N,) of x at times t (N,): losses (N,)
+            return losses_of(x[rows], t)
+
         with sampler.observe(x, drawn, losses.detach(), loss_at):
             optimizer.step()
 
@@ -62,22 +73,42 @@ class TimestepSampler(nn.Module):
 
     uses_x0: bool = False  # its draws depend on the content of x0, not on its size alone
     uses_loss_at: bool = False  # it asks for losses beyond those it is shown
-    how_to_show: str = "write `with sampler.observe(x0, drawn, losses, loss_at): optimizer.step()`"
+    how_to_show: str = "write `with sampler.observe(x0, drawn, losses): optimizer.step()`"
     num_bins: int = 1  # in which it keeps losses; one at a step that spans several counts in each of them
     num_unshown: int = 0  # draws since it was last shown a loss
     _micro_batches: tuple[tuple[Tensor, Timesteps, Tensor], ...] = ()  # shown for the step to come
     _observation_waits: bool = False
 
+    @property
+    def inner(self) -> tuple["TimestepSampler", ...]:
+        """The samplers that this one draws by; none by default."""
+        return ()
+
+    @property
+    def learns(self) -> bool:
+        """Whether `observe` changes what it draws, or what a sampler within it draws."""
+        if self.inner:
+            return any(sampler.learns for sampler in self.inner)
+        return type(self).observe is not TimestepSampler.observe
+
     def sample(self, x0: Tensor) -> Timesteps:
         """Return one time and one weight for each row of the clean batch x0 (B, ...)."""
         raise NotImplementedError
 
-    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> AbstractContextManager[None]:
+    def observe(
+        self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None
+    ) -> AbstractContextManager[None]:
         """Wrap the optimizer's step; what a sampler learns, it learns here. By default nothing.
 
-        `losses` (B,) are the detached per-sample losses at `drawn.t`, before `drawn.weight`.
+        Args:
+            x0: The clean batch (B, ...) that was drawn for.
+            drawn: What `sample` returned for it.
+            losses: Detached per-sample losses (B,) at `drawn.t`, before `drawn.weight`.
+            loss_at: Returns losses of rows of this batch at other times. Samplers that `uses_loss_at` raise without it;
+                the others never call it.
         """
         check_shown(x0, drawn, losses)
+        check_loss_at(self, loss_at)
         return nullcontext()
 
     def show(self, x0: Tensor, drawn: Timesteps, losses: Tensor) -> None:
@@ -98,6 +129,10 @@ class TimestepSampler(nn.Module):
     def diagnostics(self) -> dict[str, Tensor]:
         """Return scalars worth logging; reading them from a GPU is the caller's synchronisation."""
         return {}
+
+    def __repr__(self) -> str:
+        """Return the call that makes it, such as `RootLoss(num_bins=20, decay=0.99, floor=0.1)`."""
+        return represent(self)
 
     def _count_draw(self) -> None:
         """Say so, once, where a sampler that learns draws and is shown no loss; draws of an evaluation do not count."""
@@ -186,14 +221,27 @@ def check_shown(x0: Tensor, drawn: Timesteps, losses: Tensor) -> None:
         )
 
 
+def check_loss_at(sampler: TimestepSampler, loss_at: LossAt | None, call: str = "loss_at(rows, t)") -> None:
+    """Raise if the sampler asks for losses at other times and there is no function to ask."""
+    if sampler.uses_loss_at and loss_at is None:
+        raise ValueError(
+            f"{type(sampler).__name__} asks for losses at other times: `observe` needs loss_at, got None; write "
+            f"`with sampler.observe(x0, drawn, losses, loss_at): optimizer.step()`, where {call} returns the losses of "
+            "these rows of the batch at these times"
+        )
+
+
 def learns_from_step(
-    observe: Callable[[S, Tensor, Timesteps, Tensor, LossAt], Iterator[None]],
-) -> Callable[[S, Tensor, Timesteps, Tensor, LossAt], AbstractContextManager[None]]:
-    """Make `observe` of a generator that yields once, where the optimizer steps, and check what it is called with."""
+    observe: Callable[Concatenate[S, P], Iterator[None]],
+) -> Callable[Concatenate[S, P], AbstractContextManager[None]]:
+    """Turn a generator that yields once, where the optimizer steps, into an `observe` that checks its arguments."""
 
     @wraps(observe)
-    def checked(self: S, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt) -> AbstractContextManager[None]:
+    def checked(
+        self: S, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None
+    ) -> AbstractContextManager[None]:
         check_shown(x0, drawn, losses)
+        check_loss_at(self, loss_at)
         self.num_unshown = 0
         if self._observation_waits:
             self._observation_waits = False
@@ -210,10 +258,10 @@ def learns_from_step(
     @contextmanager
     def entered(self: S, *args: Any) -> Iterator[None]:
         self._observation_waits = False
-        yield from observe(self, *args)
+        yield from observe(self, *args)  # type: ignore[call-arg]  # those of `checked`
 
     checked.takes_micro_batches = True  # type: ignore[attr-defined]  # see `TimestepSampler.show`
-    return checked
+    return checked  # type: ignore[return-value]  # its arguments are those of every `observe`
 
 
 def rows_for(sampler: TimestepSampler, x0: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ class Speed(TimestepSampler):
     """
 
     mass: Tensor
-    loss_weight: Tensor
+    step_weight: Tensor  # (T,)
 
     def __init__(
         self,
@@ -102,11 +102,12 @@ class Speed(TimestepSampler):
             mass, weight = paper_mass(sigma, k, share("tau", tau)), paper_weight(sigma, tau, share("lam", lam))
         else:
             mass, weight = v1_mass(sigma, k), v1_weight(sigma)
+        self.process, self.version, self.k, self.tau, self.lam = process, version, k, tau, lam
         self.mirrored = mirrored
         self.num_meaningful_steps = num_meaningful_steps(sigma)
         self.draws = Draws(seed, stratified=stratified)
         self.register_buffer("mass", mass.float(), persistent=False)
-        self.register_buffer("loss_weight", weight.float(), persistent=False)
+        self.register_buffer("step_weight", weight.float(), persistent=False)
 
     def mirror(self, index: Tensor) -> Tensor:
         """Return the other step of each pair (N,)."""
@@ -117,7 +118,11 @@ class Speed(TimestepSampler):
         """Return one time and one weight for each row of x0 (B, ...)."""
         check_batch(x0)
         t = self.draw_pairs(x0) if self.mirrored else quantile(self.mass, self.draws(x0))[0]
-        return Timesteps(t, self.loss_weight[bin_index(t, len(self.loss_weight))].to(t.dtype))
+        return Timesteps(t, self.loss_weight(t))
+
+    def loss_weight(self, t: Tensor) -> Tensor:
+        """Return the method's own weight (N,) of an epsilon loss at t (N,)."""
+        return self.step_weight[bin_index(t, len(self.step_weight))].to(t.dtype)
 
     def draw_pairs(self, x0: Tensor) -> Tensor:
         """Return times (B,) for the rows of x0, row i and row i + B / 2 being mirrors of each other."""
