@@ -159,7 +159,7 @@ def test_a_run_directory_that_cannot_be_made_is_told(
 def test_help_lists_every_setting_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     main(["train", "--sampler=adaptive", "--help"])
     text = capsys.readouterr().out
-    assert "--sampler=adaptive: policy=network" in text
+    assert re.search(r"--sampler=adaptive: .*\bevery=40, .*policy=network", text)
     plain = replace(preset("digits"), sampler=Component("adaptive"), output="runs/digits-adaptive")
     for field in fields(Config):
         value = getattr(plain, field.name)
@@ -403,7 +403,9 @@ def test_a_report_on_settings_that_cannot_be_read_says_so(capsys: pytest.Capture
     with pytest.raises(SystemExit) as ended:
         main(["report", "run"])
     assert ended.value.code == 1
-    assert "run: config.yaml cannot be read (ParserError), so that its settings are not on" in capsys.readouterr().err
+    assert re.search(
+        r"run: config\.yaml cannot be read.*so that its settings are not on the page", capsys.readouterr().err
+    )
     assert Path("report.html").is_file()
 
 

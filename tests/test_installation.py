@@ -168,7 +168,7 @@ def test_commands_without_training_import_nothing_that_takes_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text("seed: 0\n")
+    (tmp_path / "run" / "config.yaml").write_text("seed: 0\nprovenance: {kairostep: 0.1.0}\n")
     monkeypatch.chdir(tmp_path)
     commands = [
         ["presets"],

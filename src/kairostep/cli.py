@@ -83,7 +83,8 @@ def silent_without_reader() -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()  # here and not at the interpreter's end, which would complain
+            if sys.stdout is not None:  # as it is where a parent closed it
+                sys.stdout.flush()  # here and not at the interpreter's end, which would complain
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None

@@ -125,5 +125,5 @@ def test_an_unknown_split_lists_the_valid_ones() -> None:
 
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r"the digits set needs sklearn.*pip install 'kairostep\[train\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"the digits set needs scikit-learn.*: pip install .*\[train\]'"):
         load_digits()

@@ -17,7 +17,12 @@ from kairostep.training import Run
 TINY = ["--network.channels=8", "--network.multipliers=[1,1]", "--network.attention=[]", "--workers=0"]
 SHORT = ["--steps=4", "--batch_size=8", "--log_every=2", "--evaluate_every=2", "--held_out_images=16"]
 SHORT += ["--sample_steps=2", "--warmup_steps=0"]
-BELOW = ("bounded_files", "installation")  # all that reports import of the library: standard library alone
+BELOW = (
+    "bounded_files",
+    "files",
+    "installation",
+    "renamed_options",
+)  # all that reports import of the library: standard library alone
 ADAPTIVE = ["--sampler=adaptive", "--sampler.every=2", "--sampler.sweep=8", "--weighting=min_snr"]
 
 

@@ -197,9 +197,9 @@ def test_density_and_weights_tell_what_is_optimised(tmp_path: Path) -> None:
     assert_close(torch.tensor(lines_of(tmp_path / "weighting")[-1]["weights"]), expected)
 
     never_flat = {"sampler": "root_loss", "sampler.warmup": 1, "sampler.refresh": 25, "sampler.gate": 1.0}
-    train_here(tmp_path / "root", {**SMALL, **often, **never_flat, "log_every": 25})
+    train_here(tmp_path / "root", {**SMALL, **often, **never_flat, "log_every": 25, "steps": 150})
     last = lines_of(tmp_path / "root")[-1]
     density, weights = torch.tensor(last["density"]), torch.tensor(last["weights"])
     assert float(density.max() / density.min()) > 1.1
     effective = (density * weights).view(10, 10).sum(1)
-    assert_close(effective / effective.sum(), torch.full((10,), 0.1), rtol=0.15, atol=0)  # the objective is kept
+    assert_close(effective / effective.sum(), torch.full((10,), 0.1), rtol=0.05, atol=0)  # the objective is kept
