@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 import yaml
-from convergence_measures import END_BINS, CloserExaminer, Judge, measure_end, open_judge
+from convergence_measures import END_BINS, CloserMonitor, Judge, measure_end, open_judge
 from convergence_table import write_tables
 
 from kairostep.evaluation.features import INCEPTION_SHA256
@@ -132,8 +132,8 @@ def perform(task: Task, judge: Judge | None, scratch: Path, facts: Mapping[str, 
     begun = time.monotonic()
     directory = scratch / task.folder.parent.name / task.arm / f"seed-{task.config.seed}"
     run = Run(replace(task.config, output=str(directory)))
-    run.examiner = CloserExaminer(run, judge, task.fid_every)
-    held_out, device, data = run.examiner.held_out, run.accelerator.device, run.data
+    run.monitor = CloserMonitor(run, judge, task.fid_every)
+    held_out, device, data = run.monitor.held_out, run.accelerator.device, run.data
     print(f"\n{task.arm}, seed {task.config.seed}: {run.description}", flush=True)
     run.train()
     del run

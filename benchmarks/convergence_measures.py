@@ -26,7 +26,7 @@ from kairostep.experiments import Config, Trained
 from kairostep.experiments.experiment import load_data
 from kairostep.generation.job import Request, make_batch
 from kairostep.training import Run
-from kairostep.training.examiner import SAMPLE_SEED, Examiner
+from kairostep.training.monitor import SAMPLE_SEED, Monitor
 
 CHECKPOINT_BINS, END_BINS = 4, 20  # parts of [0, 1] in each of which every held-out image is seen once
 BATCH = 512  # of all that is evaluated and generated: one shape, so that a network is compiled once
@@ -34,7 +34,7 @@ BOUND_IMAGES = 1024  # of the bound on the way
 GENERATION_STEPS = 50
 
 
-class CloserExaminer(Examiner):
+class CloserMonitor(Monitor):
     """Sees each held-out image several times, and measures the error of the noise whatever is predicted."""
 
     def __init__(self, run: Run, judge: "Judge | None", fid_every: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from kairostep.training.graphed import NUM_EAGER
+from kairostep.training.cuda_graphs import NUM_EAGER
 
 Turn = Callable[[], None]
 TURNS_TO_SETTLE = NUM_EAGER + 1  # of one probe each: after those that are eager, probes are recorded

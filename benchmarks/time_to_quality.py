@@ -29,7 +29,7 @@ from train_speed import Steps, diffusers_loop, our_steps_of
 from kairostep.evaluation.features import INCEPTION_SHA256
 from kairostep.experiments import Component, Experiment, Trained, build, preset
 from kairostep.experiments.config import with_overrides
-from kairostep.training.examiner import Examiner
+from kairostep.training.monitor import Monitor
 from kairostep.training.setup import make_accelerator, make_trainer
 
 
@@ -84,7 +84,7 @@ def follow(
         torch.cuda.synchronize()
         seconds, done = seconds + time.perf_counter() - start, until
         model = contender.averaged()
-        error = Examiner(parts, model, accelerator).evaluate()["loss"]
+        error = Monitor(parts, model, accelerator).evaluate()["loss"]
         point = Checkpoint(done, seconds, error, judge.fid(as_trained(parts, model), accelerator.device).value)
         print(line_of(contender.name, point), flush=True)
         yield point

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from kairostep.data.seeds import mixed_seed
+from kairostep.counters import GOLDEN_RATIO, mix, mix_seed
 from kairostep.evaluation import FeatureStatistics, Moments, feature_statistics
-from kairostep.evaluation.moments import RowSample, hashed
+from kairostep.evaluation.moments import RowSample
 
 
 def rows(num: int, dims: int = 5, offset: float = 0.0) -> Tensor:
@@ -61,7 +61,7 @@ def test_the_sample_is_bounded_and_depends_on_the_index_alone(sizes: tuple[int, 
     x = torch.arange(100.0)[:, None]
     sample = statistics_of(x, *sizes).sample
     assert sample.rows.shape == (20, 1)
-    expected = sorted(range(100), key=lambda row: int(hashed(torch.tensor([row]))))[:20]
+    expected = sorted(range(100), key=lambda row: int(mix(torch.tensor([row]) + GOLDEN_RATIO)))[:20]
     assert sample.rows[:, 0].tolist() == expected
     small = statistics_of(x[:12], 12).sample
     assert sorted(small.rows[:, 0].tolist()) == list(range(12))
@@ -76,8 +76,8 @@ def test_the_sample_is_even_over_the_stream() -> None:
 
 def test_hashes_are_those_of_the_seeds() -> None:
     for index in (0, 1, 12345, 2**40):
-        expected = mixed_seed(index)
-        assert int(hashed(torch.tensor([index]))) % 2**64 == expected
+        expected = mix_seed(index)
+        assert int(mix(torch.tensor([index]) + GOLDEN_RATIO)) % 2**64 == expected
 
 
 def test_a_saved_state_goes_on_as_if_it_had_not_been_saved() -> None:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from kairostep.checks import count, finite, nonnegative, positive
 from kairostep.experiments import Config, build, experiment, preset
 from kairostep.experiments.config import with_overrides
 from kairostep.experiments.experiment import host_memory, make_network, make_objective
 from kairostep.networks import ddpm_unet
-from kairostep.timesteps.arguments import count, finite, nonnegative, positive
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from scipy import stats
 
-from kairostep.timesteps.draws import Draws, mix, random_bits
+from kairostep.counters import mix
+from kairostep.timesteps.draws import Draws, random_bits
 
 NUM_STEPS, NUM_ROWS = 2000, 64
 

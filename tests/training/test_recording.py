@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from kairostep.training import graphed
-from kairostep.training.graphed import NUM_EAGER, Graphs
+from kairostep.training import cuda_graphs
+from kairostep.training.cuda_graphs import NUM_EAGER, Graphs
 
 
 class Device:
@@ -57,7 +57,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(torch, "Generator", lambda device: SimpleNamespace(graphsafe_get_state=lambda: device))
-    monkeypatch.setattr(graphed, "end_allocation", lambda *place: made.ended.append(place))
+    monkeypatch.setattr(cuda_graphs, "end_allocation", lambda *place: made.ended.append(place))
     gc.collect()  # no graphs of other tests
     return made
 

@@ -31,7 +31,7 @@ import kairostep
 import kairostep.cli
 from kairostep.generation import generate
 from kairostep.training import Run, directory
-from kairostep.training.examiner import NUM_GRID_IMAGES
+from kairostep.training.monitor import NUM_GRID_IMAGES
 
 SHORT = {**SMALL, "steps": 12}
 

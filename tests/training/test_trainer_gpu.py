@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from kairostep.data import Batches
 from kairostep.experiments import Component, build, preset
 from kairostep.training import Run
-from kairostep.training.graphed import Replayed
+from kairostep.training.cuda_graphs import Replayed
 from kairostep.training.setup import make_batches, make_trainer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")]  # in inductor
@@ -103,7 +103,7 @@ def test_compiled_training_agrees_with_eager_training(tmp_path: Path) -> None:
     for compiled in (False, True):
         run = Run(replace(SMALL, output=str(tmp_path / str(compiled)), speed="compile" if compiled else "plain"))
         run.train()
-        losses.append(run.examiner.evaluate()["loss"])
+        losses.append(run.monitor.evaluate()["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
     assert losses[0] < 0.9
 
@@ -114,7 +114,7 @@ def test_precisions_train_alike(tmp_path: Path) -> None:
         AcceleratorState._reset_state(reset_partial_state=True)
         run = Run(replace(SMALL, output=str(tmp_path / precision), precision=precision))
         run.train()
-        losses.append(run.examiner.evaluate()["loss"])
+        losses.append(run.monitor.evaluate()["loss"])
     assert losses == pytest.approx([losses[0]] * 3, rel=0.05)
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from kairostep.analysis.rows import Rows
+from kairostep.checks import count
 from kairostep.diffusion import Objective, constant, vlb
 from kairostep.evaluation.estimate import Estimate, mean_and_error
-from kairostep.timesteps.arguments import count
 from kairostep.timesteps.probes import eval_mode
 
 EARLY, LATE = 0.2, 0.8  # the paper's early range is [0, 200] of 1000 (its Figure 4); late is as wide

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kairostep.checks import count, positive
 from kairostep.diffusion.process import Process
-from kairostep.timesteps.arguments import count, positive
 from kairostep.timesteps.speed import CONVERGENCE_START, SLOPE_THRESHOLD, slope
 
 NUM_STEPS = 1000  # in which a continuous process is read

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from kairostep.analysis.gradient_variance import Track
 from kairostep.analysis.rows import Rows
+from kairostep.checks import count
 from kairostep.diffusion import Objective
 from kairostep.evaluation.estimate import Estimate, mean_and_error
 from kairostep.evaluation.likelihood import LossProfile, loss_profile
-from kairostep.timesteps.arguments import count
 from kairostep.timesteps.probes import eval_mode, isolated_randomness
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kairostep.checks import count
 from kairostep.diffusion import Objective
 from kairostep.diffusion.weighting import LOG_SNR_LIMIT
 from kairostep.timesteps import Curriculum, TimestepSampler
-from kairostep.timesteps.arguments import count
 from kairostep.timesteps.histogram import bin_index, rebin
 
 NUM_TIMES = 1000  # in which a continuous process is read

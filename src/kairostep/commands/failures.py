@@ -1,6 +1,6 @@
 """Errors that are nobody's mistake in the code, in the words of a command."""
 
-from kairostep.timesteps.distributed import is_lost_rank, rank, world_size
+from kairostep.ranks import is_lost_rank, rank, world_size
 
 NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")  # of a CPU, a GPU, and of both
 

@@ -21,6 +21,7 @@ from kairostep.analysis.table import (
     variance_table,
     variance_verdict,
 )
+from kairostep.checks import count
 from kairostep.commands.arguments import Train
 from kairostep.commands.output import check_output, write_in_run, write_output
 from kairostep.commands.subject import Subject, trained_subject
@@ -28,7 +29,6 @@ from kairostep.data import Dataset
 from kairostep.experiments import Config, Trained
 from kairostep.experiments.experiment import load_data
 from kairostep.progress_meter import ProgressMeter
-from kairostep.timesteps.arguments import count
 from kairostep.training import Checkpoints, load_trained
 from kairostep.training.checkpoint import read
 from kairostep.training.trained import find_checkpoint

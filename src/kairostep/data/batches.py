@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kairostep.checks import count, share
+from kairostep.counters import mix_seed
 from kairostep.data.dataset import Dataset
-from kairostep.data.seeds import mixed_seed
 from kairostep.data.streaming import StoredBatch, stream
-from kairostep.timesteps.arguments import count, share
 
 RESIDENT_BYTES = 2 * 2**30  # a set of up to this size is kept on the device
 _ORDER, _AUGMENTATION = 0, 1  # what a seed is for
@@ -45,7 +45,7 @@ class Order:
 
     def _permutation(self, epoch: int) -> Tensor:
         if self._latest is None or self._latest[0] != epoch:
-            generator = torch.Generator().manual_seed(mixed_seed(self.seed, _ORDER, epoch))
+            generator = torch.Generator().manual_seed(mix_seed(self.seed, _ORDER, epoch))
             permutation = torch.randperm(self.num_rows, generator=generator)  # on the CPU: the same on every device
             if self.device.type == "cuda":
                 permutation = permutation.pin_memory()
@@ -119,7 +119,7 @@ class Batches:
         generator = torch.Generator(self.device)
         with closing(read):
             for samples, labels in read:
-                generator.manual_seed(mixed_seed(self.seed, _AUGMENTATION, self.rank, step))
+                generator.manual_seed(mix_seed(self.seed, _AUGMENTATION, self.rank, step))
                 x0 = self.dataset.to_x0(samples, generator)
                 yield Batch(x0, self._drop(labels, generator))
                 step += 1

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from kairostep.checks import choice
 from kairostep.data import cifar10_files as files
 from kairostep.data.dataset import InMemory
-from kairostep.timesteps.arguments import choice
 
 
 def load_cifar10(path: Path | str, split: str = "train", *, check: bool = True, flip: bool = True) -> InMemory:

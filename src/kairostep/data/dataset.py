@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from kairostep.timesteps.arguments import count
+from kairostep.checks import count
 
 
 class Dataset(ABC):

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kairostep.checks import choice
 from kairostep.data.dataset import InMemory
-from kairostep.timesteps.arguments import choice
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")  # where the package dataset-fashion-mnist puts it
 _UNSIGNED_BYTE = 0x08

@@ -5,10 +5,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from kairostep.checks import below_one, choice, count
 from kairostep.data.dataset import Dataset
 from kairostep.data.image_file import ENDINGS
 from kairostep.data.image_set import ImageFiles, StreamedImages, decode
-from kairostep.timesteps.arguments import below_one, choice, count
 
 IN_MEMORY_BYTES = 2 * 2**30  # a larger set is read from its files again and again
 MIN_TO_HOLD_OUT = 50  # images; a smaller folder is for training alone

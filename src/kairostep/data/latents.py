@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kairostep.checks import count
 from kairostep.data.autoencoder import Autoencoder, open_autoencoder
 from kairostep.data.dataset import Dataset
 from kairostep.data.streaming import stream
 from kairostep.progress_meter import ProgressMeter
-from kairostep.timesteps.arguments import count
 
 _FORMAT = 1  # raise it when files of an earlier version must not be read any more
 

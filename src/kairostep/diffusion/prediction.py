@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kairostep.timesteps.arguments import positive
+from kairostep.checks import positive
 
 
 class Prediction(Protocol):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kairostep.checks import choice, count, positive
 from kairostep.diffusion.prediction import Prediction, VPrediction
-from kairostep.timesteps.arguments import choice, count, positive
 from kairostep.timesteps.histogram import bin_index
 from kairostep.timesteps.representation import represent
 

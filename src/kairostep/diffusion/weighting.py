@@ -13,9 +13,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kairostep.checks import finite, positive
 from kairostep.diffusion.prediction import Prediction
 from kairostep.diffusion.process import Process
-from kairostep.timesteps.arguments import finite, positive
 from kairostep.timesteps.representation import represent_value
 
 Weighting = Callable[[Tensor, Prediction], Tensor]

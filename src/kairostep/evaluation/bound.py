@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kairostep.checks import count
 from kairostep.diffusion import DiscreteProcess, Objective
 from kairostep.diffusion.process import Process
 from kairostep.evaluation.estimate import Estimate, mean_and_error
 from kairostep.evaluation.pairs import cond_of, paired_draws
-from kairostep.timesteps.arguments import count
 
 PIXEL_LOG_SNR = math.log(1e4)  # where decoding to pixels begins in continuous time: as noisy as linear's step 0
 GAUSSIAN_SHARE = 0.75  # of times that are drawn by what they would add for Gaussian data

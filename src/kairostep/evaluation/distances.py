@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kairostep.checks import count
 from kairostep.evaluation.estimate import Estimate, mean_and_error
 from kairostep.evaluation.moments import FeatureStatistics
-from kairostep.timesteps.arguments import count
 
 
 def frechet_distance(mean1: Tensor, cov1: Tensor, mean2: Tensor, cov2: Tensor) -> float:

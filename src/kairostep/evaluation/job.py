@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import kairostep
+from kairostep.checks import count
 from kairostep.data import Dataset
 from kairostep.evaluation.features import FeatureNetwork, NoInception, check_file, load_features, load_inception
 from kairostep.evaluation.figures import (
@@ -22,7 +23,6 @@ from kairostep.evaluation.reference import reference_statistics
 from kairostep.evaluation.results import Figure, append
 from kairostep.experiments.experiment import load_data
 from kairostep.experiments.trained import Trained
-from kairostep.timesteps.arguments import count
 
 NAME = "evaluations.jsonl"
 NUM = 50_000  # generated images that FID is of by convention

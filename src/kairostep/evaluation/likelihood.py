@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kairostep.checks import count
 from kairostep.diffusion import Objective, constant, vlb
 from kairostep.diffusion.weighting import LOG_SNR_LIMIT
 from kairostep.evaluation.estimate import Estimate, mean_and_error
 from kairostep.evaluation.pairs import cond_of, paired_draws
-from kairostep.timesteps.arguments import count
 
 NUM_BINS = 20  # of t, in a profile
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from kairostep.timesteps.arguments import count
+from kairostep.checks import count
+from kairostep.counters import GOLDEN_RATIO, mix
 
 SAMPLE_SIZE = 10_000  # features kept for KID and precision/recall; 82 MB of 2048 dimensions
 
@@ -64,7 +65,7 @@ class RowSample:
 
     def add(self, rows: Tensor, indices: Tensor) -> None:
         """Take in rows (N, D) that have these indices (N,) in the whole stream."""
-        self._keep(hashed(indices.cpu()), rows)
+        self._keep(mix(indices.cpu() + GOLDEN_RATIO), rows)
 
     def merge(self, other: "RowSample") -> None:
         """Take in the rows of another sample, of other indices."""
@@ -136,20 +137,3 @@ def feature_statistics(
     if statistics is None:
         raise ValueError("statistics must be of at least one image, got none: pass more")
     return statistics
-
-
-def hashed(indices: Tensor) -> Tensor:
-    """Return well-mixed int64 of indices (N,): the finaliser of SplitMix64 (Steele et al. 2014)."""
-    state = indices.to(torch.int64) + _signed(0x9E3779B97F4A7C15)
-    state = (state ^ _shifted(state, 30)) * _signed(0xBF58476D1CE4E5B9)
-    state = (state ^ _shifted(state, 27)) * _signed(0x94D049BB133111EB)
-    return state ^ _shifted(state, 31)
-
-
-def _signed(value: int) -> int:
-    return value - 2**64 if value >= 2**63 else value
-
-
-def _shifted(value: Tensor, bits: int) -> Tensor:
-    """Shift right without the sign: torch has no such shift for int64."""
-    return torch.bitwise_and(value >> bits, 2 ** (64 - bits) - 1)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from kairostep.checks import choice, count
 from kairostep.data import load_cifar10, load_digits, load_fashion_mnist, load_folder
 from kairostep.diffusion import (
     EPSILON,
@@ -43,7 +44,6 @@ from kairostep.timesteps import (
     Tabulated,
     TimestepSampler,
 )
-from kairostep.timesteps.arguments import choice, count
 from kairostep.timesteps.probe_plan import bundle_probing
 
 FLOW_TIME_SCALE = 1000.0  # diffusers' flow schedulers tell networks t * 1000, which suits their time embeddings

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from kairostep.timesteps.arguments import below_one, choice, count, nonnegative, positive
+from kairostep.checks import below_one, choice, count, nonnegative, positive
 
 AUTO = "auto"  # of label_dropout: classes are used where a folder of images has them
 

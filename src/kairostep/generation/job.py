@@ -14,6 +14,7 @@ import torch
 from accelerate import PartialState
 from torch import Tensor
 
+from kairostep.checks import choice, count, nonnegative
 from kairostep.experiments.trained import Trained
 from kairostep.generation.generate import generate
 from kairostep.generation.grid import to_bytes
@@ -23,7 +24,6 @@ from kairostep.generation.record import check_record, write_record
 from kairostep.generation.solvers import network_evaluations, steps_of
 from kairostep.progress_meter import ProgressMeter
 from kairostep.stopping import repeats, stopping_signals
-from kairostep.timesteps.arguments import choice, count, nonnegative
 
 DECODED_ROWS = 32  # samples that an autoencoder decodes at once: images are much larger than latents
 

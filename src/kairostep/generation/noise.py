@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from kairostep.timesteps.draws import mix
+from kairostep.counters import mix
 
 MOST_STEPS, MOST_NUMBERS = 16, 2**20  # that are made at once
 

@@ -12,10 +12,10 @@ from diffusers.schedulers.scheduling_flow_match_heun_discrete import FlowMatchHe
 from diffusers.schedulers.scheduling_heun_discrete import HeunDiscreteScheduler
 from torch import Tensor
 
+from kairostep.checks import choice, count
 from kairostep.diffusion import VELOCITY, X0, DiscreteProcess, EDMProcess, FlowProcess, Prediction
 from kairostep.diffusion.process import Process
 from kairostep.generation.schedulers import PREDICTION_TYPES, native_prediction, scheduler_for
-from kairostep.timesteps.arguments import choice, count
 
 DEFAULT_STEPS: Mapping[str, int] = {"ddpm": 1000, "ddim": 200, "heun": 50}  # Kim et al., Table 6
 MIN_ALPHA = 1e-5  # where alpha is 0, noise says nothing about x0 and would divide by it

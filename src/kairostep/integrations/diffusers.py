@@ -22,13 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kairostep.checks import choice
 from kairostep.diffusion import EPSILON, VELOCITY, X0, DiscreteProcess, Prediction, V, Weighting
 from kairostep.diffusion.process import Process
 from kairostep.diffusion.weighting import LOG_SNR_LIMIT
 from kairostep.integrations.noise_levels import FlowSteps
 from kairostep.integrations.reach import checked_sampler, give_loss_weight
 from kairostep.timesteps import LossAt, Tabulated, Timesteps, TimestepSampler
-from kairostep.timesteps.arguments import choice
 from kairostep.timesteps.histogram import BELOW_ONE
 from kairostep.timesteps.sampler import check_loss_at
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from kairostep.checks import finite, positive
 from kairostep.diffusion import X0, Objective, edm
 from kairostep.integrations.noise_levels import LogNormal, ReadProcess, follow, level_at
 from kairostep.integrations.optimizer_hooks import StepObserver
 from kairostep.integrations.reach import check_reach, checked_sampler, give_loss_weight, learn_without_step
 from kairostep.names import SAMPLERS, arguments_of, from_name
 from kairostep.timesteps import BetaPolicy, TimestepSampler
-from kairostep.timesteps.arguments import finite, positive
 from kairostep.timesteps.probe_plan import bundle_probing
 
 MAX_TOLD = 64  # batches, should nobody ask

@@ -17,8 +17,8 @@ from kairostep.diffusion import DiscreteProcess
 from kairostep.integrations.noise_levels import follow
 from kairostep.integrations.reach import check_reach, checked_sampler, learn_without_step
 from kairostep.names import SAMPLERS, arguments_of, from_name
+from kairostep.ranks import rank, world_size
 from kairostep.timesteps import Timesteps, TimestepSampler
-from kairostep.timesteps.distributed import rank, world_size
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,8 +9,8 @@ from diffusers.models.normalization import AdaLayerNormZero
 from diffusers.models.transformers.dit_transformer_2d import DiTTransformer2DModel
 from torch import Tensor, long, nn
 
+from kairostep.checks import count
 from kairostep.networks.inputs import check_labels, divides, time_per_row
-from kairostep.timesteps.arguments import count
 
 
 class DiT2DModel(DiTTransformer2DModel):

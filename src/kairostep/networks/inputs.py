@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kairostep.timesteps.arguments import count
+from kairostep.checks import count
 
 
 def divides(name: str, value: int, divisor_name: str, divisor: int) -> None:

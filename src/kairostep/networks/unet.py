@@ -4,7 +4,7 @@ import math
 
 from diffusers.models.unets.unet_2d import UNet2DModel
 
-from kairostep.timesteps.arguments import below_one, count
+from kairostep.checks import below_one, count
 
 MAX_ATTENTION = 16  # the resolution up to which there is attention unless told: beyond, it costs more than the rest
 

@@ -7,8 +7,8 @@ from diffusers.models.unets.unet_2d import UNet2DOutput
 from torch import Tensor, cat, empty, is_grad_enabled, nn
 from torch.nn import functional as F
 
+from kairostep.checks import below_one, count
 from kairostep.networks.inputs import check_labels, divides, time_per_row
-from kairostep.timesteps.arguments import below_one, count
 
 MAX_MLP_RATIO = 2**10
 

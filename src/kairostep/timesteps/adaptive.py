@@ -10,8 +10,8 @@ from typing import Never
 import torch
 from torch import Tensor, nn
 
-from kairostep.timesteps.arguments import below_one, count, nonnegative
-from kairostep.timesteps.distributed import gather_over_ranks, sum_over_ranks, world_size
+from kairostep.checks import below_one, count, nonnegative
+from kairostep.ranks import gather_over_ranks, sum_over_ranks, world_size
 from kairostep.timesteps.draws import Draws
 from kairostep.timesteps.policy import Beta, BetaPair, check_policy
 from kairostep.timesteps.probe_plan import Probe, Probing, check_probing, plan_probe

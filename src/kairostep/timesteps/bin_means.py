@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kairostep.timesteps.arguments import below_one, count
-from kairostep.timesteps.distributed import sum_over_ranks
+from kairostep.checks import below_one, count
+from kairostep.ranks import sum_over_ranks
 from kairostep.timesteps.histogram import bin_index
 from kairostep.timesteps.sampler import LARGEST
 

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
+from kairostep.checks import count
 from kairostep.timesteps.adaptive import Adaptive
-from kairostep.timesteps.arguments import count
 from kairostep.timesteps.draws import Draws
 from kairostep.timesteps.sampler import LossAt, Timesteps, TimestepSampler, learns_from_step
 

@@ -8,36 +8,16 @@ the step is a buffer on the device.
 import torch
 from torch import Tensor, nn
 
-from kairostep.timesteps.distributed import rank, world_size
+from kairostep.counters import GOLDEN_RATIO, mix
+from kairostep.ranks import rank, world_size
 from kairostep.timesteps.histogram import ABOVE_ZERO, BELOW_ONE
-
-
-def _signed(value: int) -> int:
-    """Return the 64 bits of `value` as int64 reads them."""
-    return value - 2**64 if value >= 2**63 else value
-
-
-_GOLDEN_RATIO = _signed(0x9E3779B97F4A7C15)  # of 2**64: its multiples lie far apart from each other
-_FIRST, _SECOND = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
-
-
-def mix(value: Tensor) -> Tensor:
-    """Return 64 well-mixed bits for each integer, int64 -> int64, one to one. Products wrap on every device."""
-    value = (value ^ _shift(value, 30)) * _FIRST
-    value = (value ^ _shift(value, 27)) * _SECOND
-    return value ^ _shift(value, 31)
-
-
-def _shift(value: Tensor, num: int) -> Tensor:
-    """Return the bits moved right, zeros coming in; int64's own shift would bring in copies of the sign."""
-    return (value >> num) & ((1 << (64 - num)) - 1)
 
 
 def random_bits(key: Tensor, step: Tensor, num: int) -> Tensor:
     """Return (num,) random int64 that depend on key (), step (), num and position alone."""
     # Large constants meet tensors alone: in compiled code the range below is int32 until a tensor is added.
-    start = key + step * _GOLDEN_RATIO + (num << 32)  # ()
-    return mix((torch.arange(num, device=key.device) + start) * _GOLDEN_RATIO)
+    start = key + step * GOLDEN_RATIO + (num << 32)  # ()
+    return mix((torch.arange(num, device=key.device) + start) * GOLDEN_RATIO)
 
 
 def check_batch(x0: Tensor) -> None:
@@ -63,7 +43,7 @@ class Draws(nn.Module):
         if not hasattr(seed, "__index__") or not 0 <= seed < 2**63:
             raise ValueError(f"seed must be a whole number in [0, 2**63), got {seed!r}: pass for instance seed=0")
         self.stratified = stratified
-        self.register_buffer("key", mix(mix(torch.tensor(int(seed))) + _GOLDEN_RATIO))
+        self.register_buffer("key", mix(mix(torch.tensor(int(seed))) + GOLDEN_RATIO))
         self.register_buffer("step", torch.tensor(0))
 
     def forward(self, x0: Tensor) -> Tensor:

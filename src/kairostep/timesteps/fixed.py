@@ -6,7 +6,7 @@ from typing import Protocol, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from kairostep.timesteps.arguments import finite, positive
+from kairostep.checks import finite, positive
 from kairostep.timesteps.draws import Draws
 from kairostep.timesteps.histogram import rebin, with_floor
 from kairostep.timesteps.sampler import Timesteps, TimestepSampler, draw

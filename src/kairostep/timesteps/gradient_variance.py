@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kairostep.timesteps.arguments import below_one, count, share
-from kairostep.timesteps.distributed import sum_over_ranks
+from kairostep.checks import below_one, count, share
+from kairostep.ranks import sum_over_ranks
 from kairostep.timesteps.draw_table import TableSampler, add_table
 from kairostep.timesteps.fixed import UNBIASED_FLOOR
 from kairostep.timesteps.histogram import with_floor

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kairostep.timesteps.arguments import count, function, positive, positive_share, renamed_arguments, share
+from kairostep.checks import count, function, positive, positive_share, renamed_arguments, share
+from kairostep.ranks import gather_over_ranks, rank, sum_over_ranks
 from kairostep.timesteps.bin_means import BinMeans
-from kairostep.timesteps.distributed import gather_over_ranks, rank, sum_over_ranks
 from kairostep.timesteps.draw_table import TableSampler, add_table
 from kairostep.timesteps.fixed import UNBIASED_FLOOR, LogSNR
 from kairostep.timesteps.histogram import bin_index, with_floor

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kairostep.timesteps.arguments import count
+from kairostep.checks import count
 from kairostep.timesteps.histogram import BELOW_ONE
 from kairostep.timesteps.probes import isolated_randomness
 

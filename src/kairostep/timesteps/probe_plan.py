@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kairostep.timesteps.arguments import choice, count
-from kairostep.timesteps.distributed import rank, world_size
+from kairostep.checks import choice, count
+from kairostep.ranks import rank, world_size
 from kairostep.timesteps.draws import random_bits
 from kairostep.timesteps.selection import DropQueue, SelectionRule, f_statistic
 

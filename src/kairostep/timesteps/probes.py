@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from kairostep.timesteps.distributed import rank
+from kairostep.ranks import rank
 from kairostep.timesteps.sampler import ONE_PER_ROW, LossAt
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from kairostep.timesteps.distributed import world_size
+from kairostep.ranks import world_size
 from kairostep.timesteps.fixed import UNBIASED_FLOOR
 from kairostep.timesteps.policy import Beta
 from kairostep.timesteps.probe_plan import DEFAULT_REWARD_ROWS, DEFAULT_SWEEP, Probing

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from kairostep.timesteps.distributed import sum_over_ranks
+from kairostep.ranks import sum_over_ranks
 
 BASELINE_DECAY = 0.9  # of the running mean that credit="batch" compares with
 

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from kairostep.timesteps.arguments import count
+from kairostep.checks import count
 from kairostep.timesteps.histogram import bin_index, quantile
 from kairostep.timesteps.representation import represent
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kairostep.timesteps.arguments import choice, positive, share
+from kairostep.checks import choice, positive, share
 from kairostep.timesteps.draws import Draws, check_batch
 from kairostep.timesteps.fixed import LogSNR
 from kairostep.timesteps.histogram import BELOW_ONE, bin_index, quantile, rebin

@@ -8,8 +8,8 @@ from typing import NoReturn, Self
 
 import torch
 
+from kairostep.ranks import sum_over_ranks, world_size
 from kairostep.stopping import repeats, stopping_signals
-from kairostep.timesteps.distributed import sum_over_ranks, world_size
 
 SECONDS_BETWEEN = 2.0  # agreements of several processes on whether to stop, each of which waits for the device
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kairostep.bounded_files import Unreadable, open_regular
 from kairostep.files import whole_file
-from kairostep.timesteps.distributed import gather_over_ranks, rank
+from kairostep.ranks import gather_over_ranks, rank
 from kairostep.training.trainer import Step
 
 log = logging.getLogger("kairostep")

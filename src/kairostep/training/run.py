@@ -18,13 +18,13 @@ from kairostep.experiments import Config, build
 from kairostep.progress_meter import duration
 from kairostep.training.checkpoint import CheckpointError, Checkpoints, read
 from kairostep.training.directory import DirectoryLock, check, write_config
-from kairostep.training.examiner import Examiner
 from kairostep.training.export import export
 from kairostep.training.interruption import Interruption
+from kairostep.training.monitor import Monitor
 from kairostep.training.progress_lines import TrainingProgress, notes_on
 from kairostep.training.recorder import Recorder
 from kairostep.training.setup import make_accelerator, make_batches, make_trainer
-from kairostep.training.speed import choose_speed
+from kairostep.training.step_mode import choose_step_mode
 from kairostep.training.stopwatch import Stopwatch
 
 log = logging.getLogger("kairostep")
@@ -55,7 +55,7 @@ class Run:
         self.recorder = Recorder(self.directory, self.accelerator.log if config.trackers else None)
         self.checkpoints = Checkpoints(self.directory / "checkpoints", config.keep_checkpoints)
         self.clock = Stopwatch(self.accelerator.device)
-        self.examiner = Examiner(self.experiment, self.trainer.ema.model, self.accelerator)
+        self.monitor = Monitor(self.experiment, self.trainer.ema.model, self.accelerator)
         self.lock = DirectoryLock(self.directory) if self.accelerator.is_main_process else None
         try:
             self._resume()
@@ -72,14 +72,14 @@ class Run:
     def description(self) -> str:
         """What this run does, in three lines."""
         config, step = self.config, self.trainer.step_number
-        speed = choose_speed(config.speed, config.steps * config.batch_size, self.accelerator)
+        speed = choose_step_mode(config.speed, config.steps * config.batch_size, self.accelerator)
         num_parameters = sum(p.numel() for p in self.trainer.network.parameters()) / 1e6
         parts = (config.process.name, config.prediction, config.weighting.name, config.sampler.name)
         going_on = (
             f"going on from step {step} to {config.steps}" if step < config.steps else f"{step} steps taken before"
         )
         start = going_on if step else f"{config.steps} steps"
-        held_out = f", {len(self.examiner.held_out[0])} held out" if self.examiner.held_out else ", none held out"
+        held_out = f", {len(self.monitor.held_out[0])} held out" if self.monitor.held_out else ", none held out"
         classes = f", {self.experiment.num_classes} classes" if self.experiment.num_classes else ""
         return (
             f"{config.data.name}: {len(self.experiment.dataset)} x {self.experiment.dataset.shape}{classes}{held_out}; "
@@ -162,9 +162,9 @@ class Run:
         if self._due(config.density_every):
             line |= self._distribution()
         examined = on_main and (self._due(config.evaluate_every) or self._due(config.checkpoint_every))
-        if examined and self.examiner.held_out is not None:
+        if examined and self.monitor.held_out is not None:
             with self.clock.paused():
-                line["held_out"] = self.examiner.evaluate()
+                line["held_out"] = self.monitor.evaluate()
         if on_main:
             progress.measured(line, always=examined)
         return line
@@ -203,7 +203,7 @@ class Run:
     def _save_samples(self) -> None:
         if self.accelerator.is_main_process:
             with self.clock.paused(), self._writing():
-                self.examiner.save_samples(self._grid_path)
+                self.monitor.save_samples(self._grid_path)
 
     @property
     def _grid_path(self) -> Path:

@@ -12,7 +12,7 @@ from torch import nn
 
 from kairostep.data import Batches
 from kairostep.experiments import Config, Experiment
-from kairostep.training.speed import choose_speed
+from kairostep.training.step_mode import choose_step_mode
 from kairostep.training.trainer import Trainer, warmed_up
 
 WAIT_FOR_LATENTS = timedelta(hours=24)  # while the first process encodes, the others wait
@@ -67,7 +67,7 @@ def make_trainer(experiment: Experiment, accelerator: Accelerator) -> Trainer:
         weight_decay=config.weight_decay,
         fused=accelerator.device.type == "cuda",
     )
-    speed = choose_speed(config.speed, config.steps * config.batch_size, accelerator)
+    speed = choose_step_mode(config.speed, config.steps * config.batch_size, accelerator)
     if speed.mode == "compile":
         compile_network(experiment.model)
     return Trainer(

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kairostep.checks import choice
 from kairostep.data.autoencoder import open_autoencoder
 from kairostep.experiments.config import load
 from kairostep.experiments.experiment import make_network, make_objective
 from kairostep.experiments.trained import Trained as Trained
-from kairostep.timesteps.arguments import choice
 from kairostep.training.checkpoint import CheckpointError, Checkpoints, read, read_digest
 
 

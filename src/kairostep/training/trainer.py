@@ -15,8 +15,8 @@ from kairostep.data import Batch
 from kairostep.diffusion import Objective, antithetic_pairs
 from kairostep.timesteps import Timesteps, TimestepSampler
 from kairostep.timesteps.probes import global_generators
+from kairostep.training.cuda_graphs import Graphs, ReplayedUpdate
 from kairostep.training.ema import EMA
-from kairostep.training.graphed import Graphs, ReplayedUpdate
 from kairostep.training.precision import prepared
 
 log = logging.getLogger("kairostep")

@@ -11,7 +11,7 @@ COMPILE_FROM = 1_280_000  # images on one device: about where compiled U-Nets ha
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class StepMode:
     """A way of running steps, and why it was taken."""
 
     mode: str  # plain, graph or compile
@@ -19,7 +19,7 @@ class Speed:
     replays: bool  # CUDA graphs
 
 
-def choose_speed(asked: str, num_images: int, accelerator: Accelerator) -> Speed:
+def choose_step_mode(asked: str, num_images: int, accelerator: Accelerator) -> StepMode:
     """Return how to train on so many images, as asked or, for "auto", the fastest that is possible and pays."""
     num_processes, device = accelerator.num_processes, accelerator.device.type
     can_replay, can_compile = device == "cuda" and num_processes == 1, device == "cuda" and has_compiler()
@@ -31,17 +31,17 @@ def choose_speed(asked: str, num_images: int, accelerator: Accelerator) -> Speed
     if asked == "compile" and device == "cuda" and not can_compile:
         raise ValueError("speed compile needs Triton and a C compiler on a GPU, got not both: pass --speed=auto")
     if asked != "auto":
-        return Speed(asked, "as asked", can_replay and asked != "plain")
+        return StepMode(asked, "as asked", can_replay and asked != "plain")
     if device != "cuda":
-        return Speed("plain", f"{device} has no graphs to replay and gains little from compiling", replays=False)
+        return StepMode("plain", f"{device} has no graphs to replay and gains little from compiling", replays=False)
     own = num_images // num_processes
     if can_compile and own >= COMPILE_FROM:
-        return Speed("compile", f"{own:,} images make up for the minutes of compiling", replays=can_replay)
+        return StepMode("compile", f"{own:,} images make up for the minutes of compiling", replays=can_replay)
     too_few = f"{own:,} images, under {COMPILE_FROM:,}, do not make up for compiling"
     short = too_few if can_compile else "no Triton or no C compiler is there"
     if not can_replay:
-        return Speed("plain", f"several processes do not replay graphs, and {short}", replays=False)
-    return Speed("graph", short, replays=True)
+        return StepMode("plain", f"several processes do not replay graphs, and {short}", replays=False)
+    return StepMode("graph", short, replays=True)
 
 
 def has_compiler() -> bool:

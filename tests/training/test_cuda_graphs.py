@@ -12,14 +12,14 @@ from accelerators import forget_accelerators
 from small_runs import SMALL, configure
 
 from kairostep.experiments import build
-from kairostep.training import Run, speed
-from kairostep.training.graphed import cloned, described
+from kairostep.training import Run, step_mode
+from kairostep.training.cuda_graphs import cloned, described
 from kairostep.training.setup import make_accelerator, make_batches, make_trainer
-from kairostep.training.speed import COMPILE_FROM, choose_speed
+from kairostep.training.step_mode import COMPILE_FROM, choose_step_mode
 
 
 def machine(device: str, num_processes: int = 1) -> Any:
-    """Return what `choose_speed` looks at of an accelerator."""
+    """Return what `choose_step_mode` looks at of an accelerator."""
     return SimpleNamespace(device=torch.device(device), num_processes=num_processes)
 
 
@@ -44,8 +44,8 @@ def test_auto_takes_the_fastest_that_is_possible_and_pays(
     replays: bool,
     why: str,
 ) -> None:
-    monkeypatch.setattr(speed, "has_compiler", lambda: can_compile)
-    chosen = choose_speed("auto", num_images, machine(device, num_processes))
+    monkeypatch.setattr(step_mode, "has_compiler", lambda: can_compile)
+    chosen = choose_step_mode("auto", num_images, machine(device, num_processes))
     assert (chosen.mode, chosen.replays) == (mode, replays)
     assert why in chosen.why
 
@@ -62,8 +62,8 @@ def test_auto_takes_the_fastest_that_is_possible_and_pays(
 def test_what_is_asked_for_is_taken(
     monkeypatch: pytest.MonkeyPatch, asked: str, device: str, num_processes: int, replays: bool
 ) -> None:
-    monkeypatch.setattr(speed, "has_compiler", lambda: True)
-    chosen = choose_speed(asked, 10, machine(device, num_processes))
+    monkeypatch.setattr(step_mode, "has_compiler", lambda: True)
+    chosen = choose_step_mode(asked, 10, machine(device, num_processes))
     assert (chosen.mode, chosen.replays, chosen.why) == (asked, replays, "as asked")
 
 
@@ -71,7 +71,7 @@ def test_what_is_asked_for_is_taken(
 def test_graph_is_refused_where_it_cannot_be(device: str, num_processes: int) -> None:
     rule = f"one process with a CUDA GPU, got {num_processes} x {device}: pass --speed=auto"
     with pytest.raises(ValueError, match=rule):
-        choose_speed("graph", 10, machine(device, num_processes))
+        choose_step_mode("graph", 10, machine(device, num_processes))
 
 
 @pytest.mark.parametrize(("triton", "compiler"), [(False, "gcc"), (True, None)])
@@ -79,10 +79,10 @@ def test_compile_is_refused_on_a_gpu_without_what_it_needs(
     monkeypatch: pytest.MonkeyPatch, triton: bool, compiler: str | None
 ) -> None:
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(speed, "has_triton", lambda: triton)
-    monkeypatch.setattr(speed.shutil, "which", lambda name: name if name == compiler else None)
+    monkeypatch.setattr(step_mode, "has_triton", lambda: triton)
+    monkeypatch.setattr(step_mode.shutil, "which", lambda name: name if name == compiler else None)
     with pytest.raises(ValueError, match="needs Triton and a C compiler on a GPU, got not both: pass --speed=auto"):
-        choose_speed("compile", 10, machine("cuda"))
+        choose_step_mode("compile", 10, machine("cuda"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can record")

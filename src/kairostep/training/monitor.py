@@ -1,4 +1,4 @@
-"""Looking at a model in training: its held-out loss and its samples."""
+"""Measures a run while it trains: held-out loss and samples."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +17,7 @@ NUM_GRID_IMAGES = 64
 SAMPLE_SEED = 1  # of the noise of grids and of the held-out loss, the same in all runs so that they pair
 
 
-class Examiner:
+class Monitor:
     """Measures and draws with the averaged weights, in batches of the size that a process trains on."""
 
     def __init__(self, experiment: Experiment, model: nn.Module, accelerator: Accelerator) -> None:
