@@ -25,7 +25,7 @@ from command_lines import NUM_LINES, SMALL, line
 
 import kairostep.cli
 from kairostep.analysis import gradient_variance, interdependence
-from kairostep.commands import of_runs
+from kairostep.commands import checkpoint_analyses
 from kairostep.data import cifar10_obtain
 from kairostep.evaluation.job import Evaluation
 from kairostep.generation import job
@@ -170,8 +170,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(Run, "_finish", clock.marks(Run._finish))
     monkeypatch.setattr(job, "make_missing", clock.marks(job.make_missing))
     monkeypatch.setattr(Evaluation, "figures", clock.marks(Evaluation.figures))
-    monkeypatch.setattr(of_runs, "variance_profile", clock.marks(gradient_variance.variance_profile))
-    monkeypatch.setattr(of_runs, "range_effects", clock.marks(interdependence.range_effects))
+    monkeypatch.setattr(checkpoint_analyses, "variance_profile", clock.marks(gradient_variance.variance_profile))
+    monkeypatch.setattr(checkpoint_analyses, "range_effects", clock.marks(interdependence.range_effects))
     monkeypatch.setattr(urllib.request, "urlopen", no_network)
     monkeypatch.setattr(cifar10_obtain.subprocess, "run", no_network)
     return clock

@@ -1,7 +1,13 @@
-"""Errors that are nobody's mistake in the code, in the words of a command."""
+"""How a command fails: in one line of plain words, with an exit code."""
 
+import sys
+from typing import NoReturn
+
+from kairostep.installation import install_command, package_of
 from kairostep.ranks import is_lost_rank, rank, world_size
 
+USAGE_ERROR, RUN_ERROR = 2, 1
+EXTRAS = {"evaluate": "eval", "report": "report"}  # of the commands that do not need `train`
 NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")  # of a CPU, a GPU, and of both
 
 
@@ -16,3 +22,16 @@ def words_for(error: BaseException) -> str | None:
         reason = str(error).splitlines()[0] if str(error) else "of Python"
         return f"memory ran out ({reason}): lower --batch_size, raise --accumulate, or take a smaller network"
     return None
+
+
+def missing_for(command: str, error: ModuleNotFoundError) -> str:
+    """Return what a command lacks and the line that brings it."""
+    package = package_of(error.name)
+    extra = "report" if package in ("jinja2", "markupsafe", "matplotlib", "plotly") else EXTRAS.get(command, "train")
+    return f"kairostep {command} needs {package}, which is not installed: {install_command(extra)}"
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Say what is wrong and leave."""
+    print(f"kairostep: error: {message}", file=sys.stderr)
+    raise SystemExit(code)

@@ -22,6 +22,7 @@ Makes images with the model of a run, as in
 Image i depends on the seed and on i, not on the batch size or the number of processes. The same command goes on where
 it was stopped. Several GPUs: accelerate launch --multi_gpu -m kairostep generate ...
 """
+PARSER = {"help": "make images", "description": TEXT}
 DEFAULT_NUM = 64
 TIMED_ROWS = 8  # of one evaluation on a CPU, where time grows with the rows
 

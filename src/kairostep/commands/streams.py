@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,3 +69,17 @@ def lossy_output(wanted: bool = True) -> Iterator[None]:
                 print(f"kairostep: note: output was lost, the work was not: {lost}", file=sys.stderr)
             streams[1].end()
             sys.stdout, sys.stderr = before
+
+
+@contextmanager
+def silent_without_reader() -> Iterator[None]:
+    """End in silence where nobody reads stdout any more, as in `kairostep train --help | head`."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:  # as it is where a parent closed it
+                sys.stdout.flush()  # here and not at the interpreter's end, which would complain
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None

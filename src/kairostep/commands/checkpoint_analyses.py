@@ -22,9 +22,8 @@ from kairostep.analysis.table import (
     variance_verdict,
 )
 from kairostep.checks import count
-from kairostep.commands.arguments import Train
 from kairostep.commands.output import check_output, write_in_run, write_output
-from kairostep.commands.subject import Subject, trained_subject
+from kairostep.commands.run_or_preset import RunOrPreset, Train, train_if_preset
 from kairostep.data import Dataset
 from kairostep.experiments import Config, Trained
 from kairostep.experiments.experiment import load_data
@@ -41,7 +40,7 @@ class Study:
     """A run under analysis, its data at hand."""
 
     known: argparse.Namespace
-    subject: Subject
+    chosen: RunOrPreset
     directory: Path
     device: torch.device
     train: Dataset
@@ -50,15 +49,15 @@ class Study:
     @classmethod
     def of(cls, known: argparse.Namespace, settings: Sequence[str], train: Train) -> "Study":
         """Return the study of a run, or of a preset that is trained now."""
-        subject = trained_subject(settings, known.directory, train)
-        assert subject.directory is not None
+        chosen = train_if_preset(settings, known.directory, train)
+        assert chosen.directory is not None
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(known, subject, subject.directory, device, *load_data(subject.config, device))
+        return cls(known, chosen, chosen.directory, device, *load_data(chosen.config, device))
 
     @property
     def config(self) -> Config:
         """The run's config."""
-        return self.subject.config
+        return self.chosen.config
 
     @property
     def heading(self) -> str:
@@ -85,7 +84,7 @@ class Study:
     def write(self, analysis: str, sizes: Mapping[str, Any], result: Any, how: str, panels: Sequence[Panel]) -> None:
         """Write the result into the run directory, and where --output says."""
         own = {"weights": self.known.weights, "seeds": [self.known.measure_seed], "sizes": sizes}
-        facts = {**self.subject.facts(self.known.typed, self.device), **own}
+        facts = {**self.chosen.facts(self.known.typed, self.device), **own}
         write_in_run(self.directory, analysis, facts, result)
         title = f"{analysis}: {self.directory}"
         write_output(self.known.output, analysis, facts, result, title=title, how_to_read=how, panels=panels)

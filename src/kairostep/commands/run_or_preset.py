@@ -1,7 +1,7 @@
 """What a command is about: a run, a preset or plain settings."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,19 +9,21 @@ from typing import Any
 
 import torch
 
-from kairostep.commands.arguments import Train
 from kairostep.experiments import PRESETS, Config, preset
 from kairostep.experiments.command_line import run_name, settle, take_preset
 from kairostep.experiments.config import load, to_dict, with_overrides
 from kairostep.names import unknown
 from kairostep.training.directory import provenance
 
+Train = Callable[[Config], None]
+"""Trains a run, or goes on with it."""
+
 MAX_STEPS = 1000  # of a preset that is trained for an analysis, unless --steps says otherwise
 NUM_CHECKPOINTS = 5
 
 
 @dataclass(frozen=True)
-class Subject:
+class RunOrPreset:
     """A config, and the run directory if it is of a run."""
 
     config: Config
@@ -32,37 +34,37 @@ class Subject:
         return {"command": typed, "config": to_dict(self.config), "provenance": provenance(device, 1)}
 
 
-def subject_of(settings: Sequence[str]) -> Subject:
+def find_run_or_preset(settings: Sequence[str]) -> RunOrPreset:
     """Return the run or preset that is named, or the defaults, with settings applied."""
     name, others = take_preset(settings)
     if name is None:
-        return Subject(with_overrides(Config(), others))
+        return RunOrPreset(with_overrides(Config(), others))
     file = Path(name) / "config.yaml"
     if file.is_file():
-        return Subject(with_overrides(load(file), others), None if others else Path(name))
+        return RunOrPreset(with_overrides(load(file), others), None if others else Path(name))
     if name not in PRESETS and Path(name).exists():
         raise ValueError(f"a run directory must hold config.yaml, got {name}: pass one that `kairostep train` wrote")
     if name not in PRESETS:
         raise ValueError(unknown("run or preset", name, PRESETS))
-    return Subject(with_overrides(preset(name), others))
+    return RunOrPreset(with_overrides(preset(name), others))
 
 
-def trained_subject(settings: Sequence[str], directory: Path | None, train: Train) -> Subject:
+def train_if_preset(settings: Sequence[str], directory: Path | None, train: Train) -> RunOrPreset:
     """Return the run that is named, or one of a preset, trained in a directory of its own unless it is there."""
     name, others = take_preset(settings)
     if name is None:
         raise ValueError("an analysis must be of a run or a preset, got none: `kairostep presets` lists the presets")
-    subject = subject_of([name])
-    if subject.directory is None:
+    chosen = find_run_or_preset([name])
+    if chosen.directory is None:
         config = short_training(name, others)
         directory = directory or Path(f"analysis-{run_name(name, preset(name), config)}")
         with redirect_stdout(sys.stderr):  # stdout has the result alone
             train(settle(replace(config, output=str(directory)), others))
-        return subject_of([str(directory)])
+        return find_run_or_preset([str(directory)])
     if others or directory:
         given = others[0] if others else "--directory"
         raise ValueError(f"a run must be analysed as it was trained, got {given}: leave it out, or name a preset")
-    return subject
+    return chosen
 
 
 def short_training(name: str, settings: Sequence[str]) -> Config:

