@@ -131,7 +131,7 @@ def test_search_finds_a_sampler_from_the_disk(site: Path, browser: Any) -> None:
     page = browser.new_context(viewport=DESKTOP).new_page()
     page.goto((site / "methods" / "speed.html").as_uri())
     page.fill("input.md-search__input", "RootLoss")
-    page.wait_for_selector(".md-search-result__link", timeout=10_000)
+    page.wait_for_selector(".md-search-result__link", timeout=60_000)
     found = [link.get_attribute("href") for link in page.query_selector_all(".md-search-result__link")]
     assert any("methods/root_loss.html" in address for address in found)
     page.context.close()

@@ -14,10 +14,9 @@ def whole_file(path: Path, *, shared: bool = False) -> Iterator[Path]:
     in between leaves the temporary file, which the next writer replaces.
 
     Args:
-        path: Where the file belongs. Its folder is made if it is missing.
+        path: Where the file belongs, in a folder that is there.
         shared: Whether several processes may write this file at once, each then under a temporary name of its own.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}" if shared else f".{path.name}")
     try:
         yield temporary

@@ -31,6 +31,7 @@ def write_result(path: Path, analysis: str, facts: Mapping[str, Any], result: An
     """Write what was measured and what it depends on, whole or not at all."""
     document = {"schema": SCHEMA, "analysis": analysis, **plain(facts), "result": plain(result)}
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path, shared=True) as temporary:
             temporary.write_text(json.dumps(document, allow_nan=False, indent=1) + "\n")
     except OSError as error:

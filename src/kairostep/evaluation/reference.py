@@ -77,5 +77,6 @@ def _read(path: Path, text: str) -> FeatureStatistics | None:
 
 
 def _write(path: Path, statistics: FeatureStatistics, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path, shared=True) as temporary:
         save_file(statistics.state_dict(), temporary, metadata={"description": text})

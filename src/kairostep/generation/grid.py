@@ -30,5 +30,6 @@ def save_grid(images: Tensor, path: Path, *, margin: int = 1) -> None:
     picture = Image.fromarray(grid.expand(-1, -1, 3).contiguous().numpy())
     factor = max(1, round(MIN_WIDTH / picture.width))
     picture = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as temporary:
         picture.save(temporary, format="PNG")

@@ -48,5 +48,6 @@ def check_record(folder: Path, record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Write the record, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
     with whole_file(folder / NAME) as temporary:
         temporary.write_text(json.dumps(dict(record), indent=2) + "\n")

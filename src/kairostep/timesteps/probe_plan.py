@@ -9,13 +9,14 @@ from torch import Tensor
 from kairostep.checks import choice, count
 from kairostep.ranks import rank, world_size
 from kairostep.timesteps.draws import random_bits
+from kairostep.timesteps.representation import represent
 from kairostep.timesteps.selection import DropQueue, SelectionRule, f_statistic
 
 DEFAULT_REWARD_ROWS = 64
 DEFAULT_SWEEP = 128  # selects as well as all 1000 do: results/selection_quality
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Probing:
     """What `Adaptive` measures around a training step, how often, and how draws are paid for it.
 
@@ -47,6 +48,9 @@ class Probing:
     rule: SelectionRule = f_statistic
     credit: str = "sample"
     standardised: bool = True
+
+    def __repr__(self) -> str:
+        return represent(self)
 
     def __post_init__(self) -> None:
         """Check every option."""

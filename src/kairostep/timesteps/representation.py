@@ -53,7 +53,8 @@ def argument_value(thing: Any, name: str) -> Any:
 
 def vars_of(owner: Any) -> dict[str, Any]:
     """Return the attributes of an object, the tensors and modules of a Module among them."""
-    own: dict[str, Any] = dict(vars(owner))
+    slots = getattr(type(owner), "__slots__", ())
+    own: dict[str, Any] = {name: getattr(owner, name) for name in slots} if slots else dict(vars(owner))
     for tensors_or_modules in ("_buffers", "_modules"):
         own |= own.get(tensors_or_modules, {})
     return own

@@ -44,6 +44,7 @@ def write_config(directory: Path, config: Config, device: torch.device, world_si
     """Write `config.yaml`: the settings, and what else a result depends on."""
     kept = to_dict(replace(config, resume=True))  # or the command that goes on with this run would refuse to
     text = yaml.safe_dump({**kept, "provenance": provenance(device, world_size)}, sort_keys=False)
+    directory.mkdir(parents=True, exist_ok=True)
     with whole_file(directory / "config.yaml") as temporary:
         temporary.write_text(text)
 
