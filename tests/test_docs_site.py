@@ -130,8 +130,12 @@ def test_pages_open_from_the_disk_without_a_complaint(site: Path, browser: Any, 
 def test_search_finds_a_sampler_from_the_disk(site: Path, browser: Any) -> None:
     page = browser.new_context(viewport=DESKTOP).new_page()
     page.goto((site / "methods" / "speed.html").as_uri())
-    page.fill("input.md-search__input", "RootLoss")
-    page.wait_for_selector(".md-search-result__link", timeout=60_000)
+    for _ in range(30):  # what is typed before the page's scripts have started is not searched for
+        page.fill("input.md-search__input", "")
+        page.fill("input.md-search__input", "RootLoss")
+        page.wait_for_timeout(1000)
+        if page.query_selector(".md-search-result__link"):
+            break
     found = [link.get_attribute("href") for link in page.query_selector_all(".md-search-result__link")]
     assert any("methods/root_loss.html" in address for address in found)
     page.context.close()
