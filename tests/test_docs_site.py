@@ -130,9 +130,11 @@ def test_pages_open_from_the_disk_without_a_complaint(site: Path, browser: Any, 
 def test_search_finds_a_sampler_from_the_disk(site: Path, browser: Any) -> None:
     page = browser.new_context(viewport=DESKTOP).new_page()
     page.goto((site / "methods" / "speed.html").as_uri())
-    for _ in range(30):  # what is typed before the page's scripts have started is not searched for
-        page.fill("input.md-search__input", "")
-        page.fill("input.md-search__input", "RootLoss")
+    page.click("input.md-search__input")
+    page.keyboard.type("RootLoss")
+    for _ in range(60):
+        page.keyboard.type("s")  # keys pressed before the page's scripts started were not heard: press some more
+        page.keyboard.press("Backspace")
         page.wait_for_timeout(1000)
         if page.query_selector(".md-search-result__link"):
             break
