@@ -120,10 +120,7 @@ def check_kairostep(words: Sequence[str]) -> None:
             checked_options(kind, table, getattr(config, kind))
 
 
-def test_every_sampler_and_weighting_is_in_the_readme_and_has_a_page() -> None:
-    text = text_of("README.md")
-    named = [maker.__name__ for maker in (*SAMPLERS.values(), *WEIGHTINGS.values())]
-    assert [name for name in named if f"`{name}(" not in text] == []
+def test_every_sampler_and_weighting_has_a_page() -> None:
     pages = {name: ROOT / "docs" / "methods" / f"{name}.md" for name in SAMPLERS}
     for name, page in pages.items():
         assert page.read_text().startswith(f"# {SAMPLERS[name].__name__}\n"), page
