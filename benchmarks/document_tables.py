@@ -1,6 +1,6 @@
-"""Writes the two tables of the README: results from the logs under `results/`, samplers from their classes.
+"""Writes the tables in README.md and docs/ that come from `results/` and from the samplers' classes.
 
-Run it without arguments: `python benchmarks/readme_table.py`.
+Run it without arguments: `python benchmarks/document_tables.py`. A test checks that documents and results agree.
 """
 
 import inspect
@@ -15,9 +15,20 @@ from typing import Any
 from kairostep.names import SAMPLERS
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
-STUDY = ROOT / "results" / "study" / "linear-8000"
+RESULTS = ROOT / "results"
+STUDY = RESULTS / "study" / "linear-8000"
 BASE = ("uniform", 128)  # the sampler and the batch that other rows are compared with
+COSTS = {"CPU, ms": "cpu_2.log", "H200, ms": "h200.log"}  # column -> log of sampler_cost
+MEASURED = {  # page of a method -> arms of results/convergence
+    "root_loss": ("root_loss",),
+    "antithetic_pairs": ("root_loss", "root_loss-pairs"),
+    "stable_target": ("root_loss-pairs", "root_loss-pairs-stable_target"),
+    "adaptive": ("adaptive-loss", "adaptive-vlb"),
+    "infonoise": ("infonoise",),
+    "logit_normal": ("logit_normal",),
+    "speed": ("speed",),
+    "weightings": ("min_snr",),
+}
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571)  # 0.975, by degrees of freedom
 
 
@@ -83,13 +94,10 @@ def results_row(arm: tuple[str, int], logs: dict[int, Log], base: dict[int, Log]
     sampler, batch = arm
     times = [(logs[seed].seconds_to(base[seed].error), base[seed]) for seed in sorted(logs.keys() & base.keys())]
     ratios = [seconds / other.seconds_to(other.error) for seconds, other in times if seconds is not None]
-    if arm == BASE:
-        time = "1"
-    else:
-        time = mean_and_interval(ratios) if len(ratios) == len(times) > 0 else "not reached by all"
+    time = mean_and_interval(ratios) if len(ratios) == len(times) > 0 else "not reached by all"
     error = statistics.fmean(log.error for log in logs.values())
     fids = ", ".join(f"{logs[seed].end['fid'][0]:.1f}" for seed in sorted(logs))
-    return [f"`{SAMPLERS[sampler].__name__}`", str(batch), f"{error:.5f}", fids, time]
+    return [f"`{SAMPLERS[sampler].__name__}`", str(batch), f"{error:.5f}", fids, "1" if arm == BASE else time]
 
 
 def mean_and_interval(ratios: Sequence[float]) -> str:
@@ -111,6 +119,37 @@ def samplers_table() -> str:
     return as_markdown(["sampler", "draws"], rows)
 
 
+def costs_table() -> str:
+    """Return milliseconds per step and rows of the network beyond training, for each sampler that was measured."""
+    measured = {column: read_costs(RESULTS / "sampler_cost" / log) for column, log in COSTS.items()}
+    rows = []
+    for sampler in (sampler.__name__ for sampler in SAMPLERS.values()):
+        lines = [costs.get(sampler) for costs in measured.values()]
+        times = [f"{float(line[0]) / 1000:.2f}" if line else "-" for line in lines]
+        rows.append([f"`{sampler}`", *times, next(line for line in lines if line)[-1]])
+    return as_markdown(["sampler", *COSTS, "rows of the network per step beyond training"], rows)
+
+
+def read_costs(path: Path) -> dict[str, list[str]]:
+    """Return the columns of a log of sampler_cost, by sampler."""
+    lines = (line.split() for line in path.read_text().splitlines()[3:])
+    return {words[0]: words[1:] for words in lines if words and words[1] != "v1"}
+
+
+def measured_table(arms: Sequence[str]) -> str:
+    """Return the rows of these arms in the tables of results/convergence, beside uniform's FID of the same seeds."""
+    parts = (RESULTS / "README.md").read_text().split("<!-- tables")[1].split("**")[1:]
+    rows = []
+    for setting, table in zip(parts[::2], parts[1::2], strict=True):
+        cells = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
+        uniform = next(row for row in cells if row[0] == "uniform")
+        for arm, seeds, error, bound, fid, _, evaluations in (row for row in cells if row[0] in arms):
+            beside = ", ".join(uniform[4].split(", ")[: int(seeds)])
+            rows.append([setting, f"`{arm}`", seeds, error, bound, fid, beside, evaluations])
+    header = ["setting", "arm", "seeds", "error", "bound", "FID", "FID of uniform", "evaluations to uniform's error"]
+    return as_markdown(header, rows)
+
+
 def as_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
@@ -118,17 +157,31 @@ def as_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def put_between(text: str, name: str, table: str) -> str:
     """Replace what stands between the markers of this name."""
-    begin, end = f"<!-- {name}: written by benchmarks/readme_table.py -->", f"<!-- end of {name} -->"
+    begin, end = f"<!-- {name}: written by benchmarks/document_tables.py -->", f"<!-- end of {name} -->"
     if text.count(begin) != 1 or text.count(end) != 1:
-        raise ValueError(f"the README must have the lines {begin} and {end} once: put them where the table belongs")
+        raise ValueError(f"the document must have the lines {begin} and {end} once: put them where the table belongs")
     before, rest = text.split(begin)
-    return f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
+    return f"{before}{begin}\n\n{table}\n\n{end}{rest.split(end)[1]}"
 
 
-def with_tables(text: str) -> str:
-    """Return the README with both tables as they are now."""
-    return put_between(put_between(text, "results", results_table()), "samplers", samplers_table())
+def documents() -> dict[Path, dict[str, str]]:
+    """Return the tables of each document, by name."""
+    found = {
+        ROOT / "README.md": {"results": results_table(), "samplers": samplers_table()},
+        ROOT / "docs" / "choosing.md": {"costs": costs_table()},
+    }
+    for page, arms in MEASURED.items():
+        found[ROOT / "docs" / "methods" / f"{page}.md"] = {"measured": measured_table(arms)}
+    return found
+
+
+def with_tables(text: str, tables: dict[str, str]) -> str:
+    """Return a document with its tables as they are now."""
+    for name, table in tables.items():
+        text = put_between(text, name, table)
+    return text
 
 
 if __name__ == "__main__":
-    README.write_text(with_tables(README.read_text()))
+    for document, tables in documents().items():
+        document.write_text(with_tables(document.read_text(), tables))

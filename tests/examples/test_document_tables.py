@@ -1,4 +1,4 @@
-"""The tables of the README are those of the results and of the classes, and the README stays short."""
+"""The tables of README and docs are those of the results and of the classes, and the README stays short."""
 
 import importlib
 import json
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("readme_table")
+    return importlib.import_module("document_tables")
 
 
 def write_log(path: Path, arm: str, batch: int, errors: list[float]) -> None:
@@ -28,9 +28,10 @@ def write_log(path: Path, arm: str, batch: int, errors: list[float]) -> None:
     path.write_text("\n".join(map(json.dumps, lines)))
 
 
-def test_the_readme_has_the_tables_of_the_results_and_classes(tables: ModuleType) -> None:
-    text = (ROOT / "README.md").read_text()
-    assert tables.with_tables(text) == text, "run python benchmarks/readme_table.py"
+def test_documents_have_the_tables_of_the_results_and_classes(tables: ModuleType) -> None:
+    for document, own in tables.documents().items():
+        text = document.read_text()
+        assert tables.with_tables(text, own) == text, f"{document.name}: run python benchmarks/document_tables.py"
 
 
 def test_the_readme_is_short() -> None:
@@ -42,7 +43,7 @@ def test_rows_are_samplers_and_batch_sizes_beside_uniform(tables: ModuleType, tm
         write_log(tmp_path / "a" / "uniform" / f"seed-{seed}.jsonl", "uniform", 128, [0.4, 0.2, 0.1])
         write_log(tmp_path / "a" / "root_loss" / f"seed-{seed}.jsonl", "root_loss", 128, [0.2, 0.1, 0.05])
         write_log(tmp_path / "b" / "uniform" / f"seed-{seed}.jsonl", "uniform", 256, [0.4, 0.3, 0.2])
-    header, _, *rows = tables.results_table(tmp_path).splitlines()
+    _, _, *rows = tables.results_table(tmp_path).splitlines()
     assert rows == [
         "| `Uniform` | 128 | 0.10000 | 10.0, 10.0 | 1 |",
         "| `RootLoss` | 128 | 0.05000 | 10.0, 10.0 | 0.67 (0.67 to 0.67) |",
@@ -50,6 +51,13 @@ def test_rows_are_samplers_and_batch_sizes_beside_uniform(tables: ModuleType, tm
     ]
 
 
-def test_a_readme_without_the_markers_is_refused(tables: ModuleType) -> None:
-    with pytest.raises(ValueError, match=r"must have the lines <!-- results: .* once: put them where"):
-        tables.with_tables("# kairostep")
+def test_the_row_of_an_arm_stands_beside_uniform_of_the_same_seeds(tables: ModuleType) -> None:
+    (row,) = [line for line in tables.measured_table(["speed"]).splitlines() if "`speed`" in line]
+    setting, _, seeds, *_, beside, _ = row.strip("| ").split(" | ")
+    assert (setting, seeds) == ("cifar10-small-linear, 1500 steps", "1")
+    assert len(beside.split(", ")) == 1
+
+
+def test_a_document_without_the_markers_is_refused(tables: ModuleType) -> None:
+    with pytest.raises(ValueError, match=r"must have the lines <!-- costs: .* once: put them where"):
+        tables.with_tables("# kairostep", {"costs": ""})
