@@ -63,10 +63,11 @@ class Dataset(ABC):
 class InMemory(Dataset):
     """Images and labels as two tensors.
 
-    pixels: (N, C, H, W) uint8.
-    labels: (N,) int64 in [0, num_classes), or None.
-    num_classes: how many classes there are, present in this part of the set or not.
-    flip: mirror half of the images in training.
+    Args:
+        pixels: (N, C, H, W) uint8.
+        labels: (N,) int64 in [0, num_classes), or None.
+        num_classes: The number of classes, whether or not all occur in this part of the set.
+        flip: Mirror half of the images in training.
     """
 
     def __init__(

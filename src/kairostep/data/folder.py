@@ -32,13 +32,18 @@ def load_folder(
 ) -> Dataset:
     """Return the images below a folder as squares (channels, size, size), in memory where they fit.
 
-    size: of the square that the middle of each image is resized to, in pixels; smaller images are bad.
-    split: "train", or "test" for the part that is held out.
-    channels: 3 for colour, 1 for grey.
-    classes: "auto" takes the subfolders, sorted by name, if every image lies in one of several; "none" takes none.
-    held_out: share of the images in "test", chosen by a hash of their names, one at least; none of under 50.
-    bad_images: "skip" leaves out what cannot be read or is too small and logs it; "refuse" raises.
-    in_memory_bytes: a set that is larger when decoded streams from its files.
+    Args:
+        folder: Searched at any depth.
+        size: Pixels of the square that the middle of each image is resized to. Smaller images count as bad.
+        split: "train", or "test" for the part that is held out.
+        channels: 3 for colour, 1 for grey.
+        classes: "auto" takes the subfolders as classes, sorted by name, if every image lies in one of several. "none"
+            takes none.
+        flip: Mirror half of the images in training.
+        held_out: Share of the images in "test", chosen by a hash of their names: at least one, but none of fewer than
+            50 images.
+        bad_images: "skip" leaves out and logs images that cannot be read or are too small. "refuse" raises.
+        in_memory_bytes: A set that is larger when decoded streams from its files.
     """
     count("size", size)
     choice("split", split, ("train", "test"))
