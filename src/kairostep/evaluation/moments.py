@@ -14,7 +14,8 @@ SAMPLE_SIZE = 10_000  # features kept for KID and precision/recall; 82 MB of 204
 class Moments:
     """Count, mean and covariance of rows, in float64, whatever the order and size of the batches.
 
-    num_dims: D of the rows.
+    Args:
+        num_dims: D of the rows.
     """
 
     def __init__(self, num_dims: int, device: torch.device | str = "cpu") -> None:
