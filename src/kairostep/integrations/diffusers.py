@@ -40,7 +40,9 @@ FRESH = "pass one fresh from its config, type(scheduler).from_config(scheduler.c
 def process_of(scheduler: Any, *, mu: float | None = None) -> Process:
     """Return the process by which this scheduler adds noise, a step for each of its training timesteps.
 
-    mu: the shift of a flow scheduler with `use_dynamic_shifting`, as its `set_timesteps` takes it.
+    Args:
+        scheduler: A scheduler of diffusers.
+        mu: The shift of a flow scheduler with `use_dynamic_shifting`, as its `set_timesteps` takes it.
     """
     if _is_flow(scheduler):
         return _flow_steps(scheduler, mu)
@@ -117,11 +119,15 @@ class ScheduledTimesteps(Timesteps):
 
 
 class Scheduled(TimestepSampler):
-    """A sampler whose draws have the timesteps of a noise scheduler, and whose `loss_at` is asked by them.
+    """A sampler that draws the timesteps of a noise scheduler, and calls `loss_at` with them.
 
-    mu: the shift of a flow scheduler with `use_dynamic_shifting`, as its `set_timesteps` takes it.
-    snr_weighted: the squared error is multiplied by SNR if the network predicts the image (`prediction_type="sample"`),
-        as in diffusers' train_unconditional.py. A `RootLoss` that was made without a loss weight is told so.
+    Args:
+        sampler: The sampler that draws.
+        scheduler: A scheduler of diffusers.
+        mu: The shift of a flow scheduler with `use_dynamic_shifting`, as its `set_timesteps` takes it.
+        snr_weighted: The squared error is multiplied by SNR if the network predicts the image
+            (`prediction_type="sample"`), as in diffusers' train_unconditional.py. A `RootLoss` without a loss weight
+            then gets this one.
     """
 
     def __init__(

@@ -68,17 +68,21 @@ class ToldFactor:
 class SigmaLoss(nn.Module):
     """The loss of one batch by element, (B, C, H, W), its noise levels drawn by a sampler.
 
-    A Module, whose state is the sampler's: EDM2's checkpoints hold it by `state_dict`. EDM forgets its loss when it
-    resumes: save `loss_fn.state_dict()` in its training state. Snapshots of both pickle the loss, and load only where
-    kairostep is installed, unless it is left out of them; docs/integrations.md has the lines.
+    A sampler learns when the loss is computed. One that asks for losses around the step needs
+    `loss_fn.attach(optimizer, net)` once, before a checkpoint is loaded.
 
-    P_mean, P_std: of log(sigma). t is the share of these draws that are less noisy, so that "uniform" draws as EDM.
-    sampler: a sampler, or its name with `sampler_kwargs`, which may be written as JSON. One that takes the process is
-        given it; "adaptive" and "gradient_variance" are made by `attach(optimizer, net)`, from the network's shapes.
-    sampler_kwargs: of the sampler's class; with "adaptive" also `hidden` and `depth` of its policy.
+    This is a Module, and its state is the sampler's. EDM2's checkpoints hold it by `state_dict`. EDM forgets its loss
+    when it resumes, so save `loss_fn.state_dict()` in its training state. Snapshots of both pickle the loss and load
+    only where kairostep is installed, unless you leave it out. docs/integrations.md has the lines.
 
-    What the sampler learns, it learns when the loss is computed; one that asks for losses around the step needs
-    `loss_fn.attach(optimizer, net)` once all are made, before a checkpoint is loaded.
+    Args:
+        P_mean: Mean of log(sigma). t is the share of these draws that are less noisy, so that "uniform" draws as EDM.
+        P_std: Standard deviation of log(sigma).
+        sigma_data: Standard deviation of the data.
+        sampler: A sampler, or its name. A sampler that takes the process gets it. "adaptive" and "gradient_variance"
+            are made by `attach(optimizer, net)`, from the network's shapes.
+        sampler_kwargs: Arguments of the sampler's class, as a dict or as JSON. With "adaptive" also `hidden` and
+            `depth` of its policy.
     """
 
     sampler: TimestepSampler | None

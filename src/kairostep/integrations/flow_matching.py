@@ -33,10 +33,14 @@ class PathTimes:
 
 
 class PathSampler(nn.Module):
-    """A sampler that draws and is shown losses in the time of a path, which runs from noise to data.
+    """A sampler in the time of a path, which runs from noise to data.
 
-    path: a ProbPath of flow_matching with a scheduler, or a ConditionalFlowMatcher of torchcfm; which way its time runs
-        is read from it. A Module, whose `to` and `state_dict` are the sampler's.
+    This is a Module, and `to` and `state_dict` are the sampler's.
+
+    Args:
+        sampler: The sampler that draws.
+        path: A ProbPath of flow_matching with a scheduler, or a ConditionalFlowMatcher of torchcfm. The direction of
+            its time is read from it.
     """
 
     def __init__(self, sampler: TimestepSampler, path: Any) -> None:

@@ -27,7 +27,8 @@ NUM_BISECTIONS = 50
 class ReadProcess(Process):
     """A process given by the factors of data and noise as functions of t, and by what its networks are told.
 
-    is_flow: its networks predict the velocity of alpha(t) x0 + sigma(t) noise, as `prediction` says.
+    Args:
+        is_flow: The network predicts the velocity of alpha(t) x0 + sigma(t) noise, as `prediction` says.
     """
 
     def __init__(self, alpha: OfTime, sigma: OfTime, time: OfTime, *, is_flow: bool = False) -> None:
@@ -202,7 +203,8 @@ class LogNormal:
 class DrawnLevels:
     """Noise levels drawn by a sampler, for trainers that ask for levels first, for weights and losses later.
 
-    quantile: the level at each t, t being the share of the trainer's own draws that are less noisy.
+    Args:
+        quantile: The level at each t, where t is the share of the trainer's own draws that are less noisy.
     """
 
     def __init__(self, sampler: TimestepSampler, quantile: OfTime, where: str) -> None:

@@ -25,9 +25,13 @@ if TYPE_CHECKING:
 
 
 class ScheduleSampler:
-    """`sample(batch_size, device)` gives (steps 0..T-1, weights); `update_with_local_losses(steps, losses)` teaches.
+    """A schedule sampler in the style of OpenAI's code.
 
-    diffusion: has `num_timesteps` and `betas`, step 0 being the least noisy.
+    `sample(batch_size, device)` returns (steps in 0..T-1, weights), and `update_with_local_losses(steps, losses)`
+    teaches the sampler.
+
+    Args:
+        diffusion: Has `num_timesteps` and `betas`. Step 0 is the least noisy.
     """
 
     def __init__(self, sampler: TimestepSampler, diffusion: Any) -> None:
