@@ -145,7 +145,8 @@ def measured_table(arms: Sequence[str]) -> str:
         uniform = next(row for row in cells if row[0] == "uniform")
         for arm, seeds, error, bound, fid, _, evaluations in (row for row in cells if row[0] in arms):
             beside = ", ".join(uniform[4].split(", ")[: int(seeds)])
-            rows.append([setting, f"`{arm}`", seeds, error, bound, fid, beside, evaluations])
+            name, steps = setting.split(", ")
+            rows.append([f"`{name}`, {steps}", f"`{arm}`", seeds, error, bound, fid, beside, evaluations])
     header = ["setting", "arm", "seeds", "error", "bound", "FID", "FID of uniform", "evaluations to uniform's error"]
     return as_markdown(header, rows)
 

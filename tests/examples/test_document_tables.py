@@ -54,7 +54,7 @@ def test_rows_are_samplers_and_batch_sizes_beside_uniform(tables: ModuleType, tm
 def test_the_row_of_an_arm_stands_beside_uniform_of_the_same_seeds(tables: ModuleType) -> None:
     (row,) = [line for line in tables.measured_table(["speed"]).splitlines() if "`speed`" in line]
     setting, _, seeds, *_, beside, _ = row.strip("| ").split(" | ")
-    assert (setting, seeds) == ("cifar10-small-linear, 1500 steps", "1")
+    assert (setting, seeds) == ("`cifar10-small-linear`, 1500 steps", "1")
     assert len(beside.split(", ")) == 1
 
 
