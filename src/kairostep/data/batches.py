@@ -1,4 +1,4 @@
-"""Endless training batches: seeded, resumable at any step without state, the same rows on any number of ranks."""
+"""Endless training batches: seeded, resumable at any step without state, the same on any number of ranks."""
 
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -25,7 +25,7 @@ class Batch:
 
 
 class Order:
-    """An endless concatenation of random permutations of the rows, the latest one kept on the device."""
+    """An endless sequence of random permutations of the rows. The latest one stays on the device."""
 
     def __init__(self, num_rows: int, seed: int, device: torch.device) -> None:
         self.num_rows = num_rows

@@ -1,4 +1,4 @@
-"""Any folder of images: squares of one size, classes from its subfolders, a held-out part that stays the same."""
+"""Any folder of images: squares of one size, classes by subfolder, and a fixed held-out part."""
 
 import hashlib
 import os
@@ -63,7 +63,7 @@ def load_folder(
 
 
 def find_images(folder: Path) -> tuple[str, ...]:
-    """Return the names of all images below the folder, sorted; what is hidden stays out, links are followed."""
+    """Return the sorted names of all images below the folder. Hidden files are left out, links are followed."""
     if not folder.is_dir():
         raise ValueError(f"folder must be an existing folder of images, got {folder}: check the path")
     names, visited = [], set()
@@ -86,7 +86,7 @@ def find_images(folder: Path) -> tuple[str, ...]:
 def label_by_subfolder(names: Sequence[str]) -> tuple[tuple[int, ...] | None, int]:
     """Return a label for each name and the number of classes.
 
-    None and 0 unless every image lies in a subfolder and there are two at least: one class would say nothing.
+    It returns None and 0 unless every image lies in a subfolder and there are at least two of them.
     """
     parents = [name.split("/")[0] if "/" in name else "" for name in names]
     index = {parent: number for number, parent in enumerate(sorted(set(parents)))}

@@ -156,7 +156,7 @@ def _encode_into(
 
 
 def _to_half(moments: Tensor) -> Any:
-    """Return moments as float16 on the host, refusing what it cannot hold."""
+    """Return moments as float16 on the host; raise if they do not fit."""
     half = moments.to(torch.float16).cpu()
     if not bool(half.isfinite().all()):
         raise ValueError(
