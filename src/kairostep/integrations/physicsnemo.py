@@ -41,7 +41,7 @@ class SampledNoiseScheduler(DrawnLevels):
 
     @property
     def process(self) -> ReadProcess:
-        """What the scheduler does to data, for samplers and weightings that want to know."""
+        """The scheduler's process, for samplers and weightings that take one."""
         scheduler, quantile = self.scheduler, self.quantile
         if not (callable(getattr(scheduler, "alpha", None)) and callable(getattr(scheduler, "sigma", None))):
             raise ValueError(
@@ -62,7 +62,7 @@ class SampledNoiseScheduler(DrawnLevels):
         return noisy
 
     def loss_weight(self, t: Tensor) -> Tensor:
-        """Return the scheduler's weight, (N,) or (N, C), times the sampler's; times not drawn last weigh as ever."""
+        """Return the scheduler's weight, (N,) or (N, C), times the sampler's: 1 for times that were not drawn last."""
         weight: Tensor = self.scheduler.loss_weight(t)
         return weight * self.weight(t).to(weight.dtype).view(-1, *[1] * (weight.ndim - 1))
 
