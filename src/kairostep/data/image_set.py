@@ -81,8 +81,8 @@ def decode(files: ImageFiles, *, flip: bool) -> InMemory:
 class StreamedImages(Dataset):
     """Images read from their files at every use, for sets that do not fit into memory.
 
-    The headers are checked at the start. If an image fails later, it is logged and replaced by the next readable one, or
-    refused.
+    The headers are checked at the start. An image that fails later is logged and replaced by the next readable
+    one, or refused.
     """
 
     def __init__(self, files: ImageFiles, *, flip: bool) -> None:

@@ -39,8 +39,8 @@ def held_out_loss(
 ) -> HeldOut:
     """Return the unweighted losses of a model over uniform t. Calls with equal arguments share noise and times.
 
-    Each row is seen once, at a time in one of N equal parts of [0, 1], which are assigned at random. That is cheap enough
-    to do regularly during training. `loss_profile` and `variational_bound` are more precise.
+    Each row is seen once, at a time in one of N equal parts of [0, 1], which are assigned at random. That is cheap
+    enough to do regularly during training. `loss_profile` and `variational_bound` are more precise.
     """
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(x0.shape, generator=generator).to(x0)
