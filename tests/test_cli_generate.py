@@ -146,12 +146,6 @@ def test_other_settings_are_refused(run: Path, capsys: pytest.CaptureFixture[str
     assert {path: path.read_bytes() for path in Path("made").iterdir()} == before
 
 
-def test_python_code_of_the_document_runs() -> None:
-    text = (Path(__file__).parents[1] / "docs" / "generating.md").read_text()
-    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    exec(compile(block, "generating.md", "exec"), {})
-
-
 def test_two_processes_make_what_one_makes(run: Path, tmp_path: Path) -> None:
     command = ["generate", str(run), *QUICK, "--solver", "ddpm", "--output"]
     main([*command, "one"])

@@ -1,5 +1,6 @@
 """The documentation site builds without a complaint, is complete, and needs nothing from elsewhere to be read."""
 
+import fcntl
 import importlib
 import os
 import re
@@ -12,23 +13,34 @@ from typing import Any
 
 import pytest
 
+from kairostep.names import SAMPLERS
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("timesteps", "diffusion", "evaluation", "training", "generation", "data", "networks", "experiments")
 PACKAGES += ("analysis", "reports")
-DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+DESKTOP, PHONE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the site, built as `make docs` does."""
-    for module in ("mkdocs", "material", "mkdocstrings_handlers.python"):
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Return the folder of the site, built once for all processes of the tests, as `make docs` does."""
+    for module in ("mkdocs", "material", "mkdocstrings_handlers.python", "matplotlib"):
         pytest.importorskip(module, reason=f"the site needs {module}: pip install 'kairostep[docs]'")
-    folder = tmp_path_factory.mktemp("site")
+    shared = tmp_path_factory.getbasetemp() if worker_id == "master" else tmp_path_factory.getbasetemp().parent
+    folder = shared / "site"
+    with (shared / "site.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            build_site(folder)
+    return folder
+
+
+def build_site(folder: Path) -> None:
+    """Build the site; a dead link, page or anchor is an error."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")  # a dead link, page or anchor is an error
-    return folder
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=240)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 class Resources(HTMLParser):
@@ -64,7 +76,7 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
         local = [address for address in resources.addresses if not address.startswith(("data:", "#"))]
         assert local
         if page.name != "404.html":  # served from anywhere, it has addresses from the root
-            assert [name for name in local if not (page.parent / name.split("?")[0]).exists()] == [], page.name
+            assert [name for name in local if not (page.parent / re.split(r"[?#]", name)[0]).exists()] == [], page.name
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -91,9 +103,19 @@ def test_every_name_of_the_library_itself_is_in_the_reference(site: Path) -> Non
     assert [name for name in names if not re.search(rf'id="kairostep\.(\w+\.)?{name}"', text)] == []
 
 
-def test_arguments_explained_in_docstrings_are_lists(site: Path) -> None:
+def test_arguments_of_docstrings_are_tables(site: Path) -> None:
     text = (site / "reference" / "timesteps.html").read_text()
-    assert re.search(r"<li>\s*(<p>)?<code>loss_weight</code>: the function of t", text)
+    assert re.search(r"<tr[^>]*>\s*<td>\s*<code>loss_weight</code>\s*</td>", text)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_page_of_a_sampler_shows_its_density(site: Path, name: str) -> None:
+    text = (site / "methods" / f"{name}.html").read_text()
+    pictures = re.findall(r'<img alt="([^"]+)" class="density" src="([^"#]+)#only-(\w+)"', text)
+    assert [theme for _, _, theme in pictures] == ["light", "dark"]
+    for alt, address, _ in pictures:
+        assert "highest at t = " in alt or "flat" in alt
+        assert (site / "methods" / address).read_text().count("<path") > 3
 
 
 def test_results_are_on_the_site_with_their_logs(site: Path) -> None:
@@ -111,6 +133,12 @@ def browser() -> Iterator[Any]:
         yield opened
 
 
+CLIPPED = """[...document.querySelectorAll('pre > code')].filter(code => code.checkVisibility()
+    && code.scrollWidth > code.clientWidth + 1).map(code => code.innerText)"""
+BROKEN = """[...document.querySelectorAll('td code, td code span')].filter(code => code.checkVisibility()
+    && /^\\S+$/.test(code.innerText) && code.getClientRects().length > 1).map(code => code.innerText)"""
+
+
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_pages_open_from_the_disk_without_a_complaint(site: Path, browser: Any, size: dict[str, int]) -> None:
     page = browser.new_context(viewport=size).new_page()
@@ -123,6 +151,8 @@ def test_pages_open_from_the_disk_without_a_complaint(site: Path, browser: Any, 
         page.wait_for_selector("h1")
         wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wider == 0, f"{name} is wider than the screen"
+        assert page.evaluate(CLIPPED) == [], f"code of {name} is clipped"
+        assert page.evaluate(BROKEN) == [], f"identifiers in tables of {name} are broken"
     assert complaints == []
     page.context.close()
 

@@ -120,10 +120,7 @@ def check_kairostep(words: Sequence[str]) -> None:
             checked_options(kind, table, getattr(config, kind))
 
 
-def test_every_sampler_and_weighting_is_in_the_readme_and_has_a_page() -> None:
-    text = text_of("README.md")
-    named = [maker.__name__ for maker in (*SAMPLERS.values(), *WEIGHTINGS.values())]
-    assert [name for name in named if f"`{name}(" not in text] == []
+def test_every_sampler_and_weighting_has_a_page() -> None:
     pages = {name: ROOT / "docs" / "methods" / f"{name}.md" for name in SAMPLERS}
     for name, page in pages.items():
         assert page.read_text().startswith(f"# {SAMPLERS[name].__name__}\n"), page
@@ -132,37 +129,10 @@ def test_every_sampler_and_weighting_is_in_the_readme_and_has_a_page() -> None:
     assert [name for name in WEIGHTINGS if f"`{name}(" not in weightings] == []
 
 
-def test_every_page_of_a_method_has_its_parts() -> None:
-    for page in sorted((ROOT / "docs" / "methods").glob("*.md")):
-        if page.stem != "index":
-            wanted = ["**Idea.**", "**Cost.**", "hen it loses" if page.stem != "weightings" else "When each loses"]
-            assert [part for part in wanted if part not in page.read_text()] == [], page.name
-
-
-def test_costs_on_the_pages_are_those_of_the_log() -> None:
-    log = (ROOT / "results" / "sampler_cost" / "cpu_2.log").read_text()
-    measured = {line.split()[0]: float(line.split()[1]) / 1000 for line in log.splitlines()[3:] if " v1 " not in line}
-    checked = 0
-    for name, made in SAMPLERS.items():
-        for figure in re.findall(r"(\d\.\d+) ms(?: per step)? on a CPU", text_of(f"docs/methods/{name}.md")):
-            assert abs(float(figure) - measured[made.__name__]) < 0.0051, f"{name}: {figure}"
-            checked += 1
-    assert checked > 10
-
-
 def test_local_links_lead_somewhere() -> None:
     for document in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\((?!https?://)([^)#]+)[^)]*\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
-
-
-def test_lines_quoted_in_the_method_stand_in_the_source() -> None:
-    source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
-    text = text_of("docs/method.md").replace("\n", " ")
-    quoted = [code for code in text.split("`")[1::2] if len(code) > 35]
-    assert len(quoted) > 10
-    missing = [code for code in quoted if code not in source]
-    assert missing == []
 
 
 def test_commands_for_the_paper_have_the_solvers_of_table_6_and_the_loss_of_figure_6() -> None:
@@ -195,13 +165,3 @@ def test_diffs_of_the_integrations_are_those_of_the_examples() -> None:
         changed = [line for line in difflib.ndiff(before.splitlines(), after.splitlines()) if line[:2] in ("+ ", "- ")]
         lines = [line for line in diff.splitlines() if line.startswith(("+", "-"))]
         assert lines == [line[0] + line[2:] for line in changed], name
-
-
-def test_every_integration_shows_how_its_sampler_is_saved_and_loaded() -> None:
-    sections = re.split(r"^## ", text_of("docs/integrations.md"), flags=re.MULTILINE)[1:]
-    assert len(sections) >= 12
-    for section in sections:
-        is_loaded = re.search(r"load_state_dict\(|load_state|ckpt_path|\.load_state_dict`", section)
-        is_saved = re.search(r"[a-z_]\.state_dict\(\)|save_state|checkpoints hold", section)
-        assert is_loaded, section.splitlines()[0]
-        assert is_saved, section.splitlines()[0]

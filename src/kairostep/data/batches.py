@@ -1,4 +1,4 @@
-"""Endless training batches: seeded, resumable at any step without state, the same rows on any number of ranks."""
+"""Endless training batches: seeded, resumable at any step without state, the same on any number of ranks."""
 
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -25,7 +25,7 @@ class Batch:
 
 
 class Order:
-    """An endless concatenation of random permutations of the rows, the latest one kept on the device."""
+    """An endless sequence of random permutations of the rows. The latest one stays on the device."""
 
     def __init__(self, num_rows: int, seed: int, device: torch.device) -> None:
         self.num_rows = num_rows
@@ -54,20 +54,22 @@ class Order:
 
 
 class Batches:
-    """Seeded, resumable, infinite: batch k is a function of (seed, rank, k).
+    """Infinite batches: batch k is a function of (seed, rank, k), so that a run can resume at any step.
 
-    The order is an endless concatenation of permutations of the set. Batch k holds the positions
-    [k * batch_size, (k + 1) * batch_size), of which each rank takes a contiguous slice.
+    The order is an endless sequence of permutations of the set. Batch k holds the positions
+    [k * batch_size, (k + 1) * batch_size), and each rank takes a contiguous slice of them.
 
-    dataset: what to read.
-    batch_size: over all ranks together.
-    seed: of order, flips, label dropout and latent noise.
-    device: where batches are made.
-    rank, world_size: which slice of each batch is this process's.
-    label_dropout: probability that a label becomes `num_classes`, the null class of classifier-free guidance; None
-        leaves labels out.
-    num_workers: processes that read a set which is not resident.
-    resident: keep the whole set on the device; None means if it is at most 2 GiB as stored.
+    Args:
+        dataset: The set to read.
+        batch_size: Over all ranks together.
+        seed: Of order, flips, label dropout and latent noise.
+        device: Where batches are made.
+        rank: The process whose slice of each batch this is.
+        world_size: The number of processes.
+        label_dropout: Probability that a label becomes `num_classes`, the null class of classifier-free guidance.
+            None leaves labels out.
+        num_workers: Processes that read a set which does not stay on the device.
+        resident: Keep the whole set on the device. None does so for sets of at most 2 GiB as stored.
     """
 
     def __init__(

@@ -13,9 +13,13 @@ from kairostep.data.dataset import InMemory
 def load_cifar10(path: Path | str, split: str = "train", *, check: bool = True, flip: bool = True) -> InMemory:
     """Return 50000 ("train") or 10000 ("test") images (3, 32, 32) of ten classes.
 
-    path: official python or binary batches, unpacked in a folder or still in their .tar.gz; or an npz with uint8
-        arrays train (N, 32, 32, 3), train_y, test and test_y, as `obtain_cifar10` makes it; or a folder with one.
-    check: refuse content that is not CIFAR-10's own; False allows a subset or a changed copy.
+    Args:
+        path: The official python or binary batches, unpacked in a folder or still in their .tar.gz. Or an npz with
+            uint8 arrays train (N, 32, 32, 3), train_y, test and test_y, as `obtain_cifar10` makes it, or a folder with
+            one.
+        split: "train" or "test".
+        check: Refuse content that is not CIFAR-10's own. False allows a subset or a changed copy.
+        flip: Mirror half of the images in training.
     """
     choice("split", split, ("train", "test"))
     path = Path(path)

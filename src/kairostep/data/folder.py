@@ -1,4 +1,4 @@
-"""Any folder of images: squares of one size, classes from its subfolders, a held-out part that stays the same."""
+"""Any folder of images: squares of one size, classes by subfolder, and a fixed held-out part."""
 
 import hashlib
 import os
@@ -32,13 +32,18 @@ def load_folder(
 ) -> Dataset:
     """Return the images below a folder as squares (channels, size, size), in memory where they fit.
 
-    size: of the square that the middle of each image is resized to, in pixels; smaller images are bad.
-    split: "train", or "test" for the part that is held out.
-    channels: 3 for colour, 1 for grey.
-    classes: "auto" takes the subfolders, sorted by name, if every image lies in one of several; "none" takes none.
-    held_out: share of the images in "test", chosen by a hash of their names, one at least; none of under 50.
-    bad_images: "skip" leaves out what cannot be read or is too small and logs it; "refuse" raises.
-    in_memory_bytes: a set that is larger when decoded streams from its files.
+    Args:
+        folder: Searched at any depth.
+        size: Pixels of the square that the middle of each image is resized to. Smaller images count as bad.
+        split: "train", or "test" for the part that is held out.
+        channels: 3 for colour, 1 for grey.
+        classes: "auto" takes the subfolders as classes, sorted by name, if every image lies in one of several. "none"
+            takes none.
+        flip: Mirror half of the images in training.
+        held_out: Share of the images in "test", chosen by a hash of their names: at least one, but none of fewer than
+            50 images.
+        bad_images: "skip" leaves out and logs images that cannot be read or are too small. "refuse" raises.
+        in_memory_bytes: A set that is larger when decoded streams from its files.
     """
     count("size", size)
     choice("split", split, ("train", "test"))
@@ -58,7 +63,7 @@ def load_folder(
 
 
 def find_images(folder: Path) -> tuple[str, ...]:
-    """Return the names of all images below the folder, sorted; what is hidden stays out, links are followed."""
+    """Return the sorted names of all images below the folder. Hidden files are left out, links are followed."""
     if not folder.is_dir():
         raise ValueError(f"folder must be an existing folder of images, got {folder}: check the path")
     names, visited = [], set()
@@ -81,7 +86,7 @@ def find_images(folder: Path) -> tuple[str, ...]:
 def label_by_subfolder(names: Sequence[str]) -> tuple[tuple[int, ...] | None, int]:
     """Return a label for each name and the number of classes.
 
-    None and 0 unless every image lies in a subfolder and there are two at least: one class would say nothing.
+    It returns None and 0 unless every image lies in a subfolder and there are at least two of them.
     """
     parents = [name.split("/")[0] if "/" in name else "" for name in names]
     index = {parent: number for number, parent in enumerate(sorted(set(parents)))}

@@ -1,4 +1,4 @@
-"""One image file to pixels: upright, cropped to the middle square, resized with care."""
+"""Reads one image file: upright, cropped to the middle square, resized."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ _WITHOUT_RANGE = ("I", "F")
 
 
 def why_unfit(path: Path, size: int) -> str | None:
-    """Return what the header of an image says against it, or None; pixels are not read."""
+    """Return why an image cannot be used, by its header alone, or None."""
     pillow = _pillow("Image")
     try:
         with pillow.open(path) as image:
@@ -26,7 +26,7 @@ def why_unfit(path: Path, size: int) -> str | None:
 
 
 def read_image(path: Path, size: int, channels: int) -> NDArray[np.uint8] | str:
-    """Return pixels (channels, size, size), or why there are none."""
+    """Return pixels (channels, size, size), or the reason why they cannot be read."""
     pillow, operations = _pillow("Image"), _pillow("ImageOps")
     try:
         with pillow.open(path) as image:
@@ -64,7 +64,7 @@ def _middle_square(image: Any) -> Any:
 
 
 def _flatten(image: Any, mode: str) -> Any:
-    """Return the image in this mode; what is transparent becomes white."""
+    """Return the image in this mode, with white behind transparent pixels."""
     if image.mode.startswith("I;16"):  # Pillow would clip instead of scaling
         image = _pillow("Image").fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.has_transparency_data:

@@ -44,7 +44,7 @@ class ImageFiles:
 
 
 def _visit_all(files: ImageFiles, visit: Callable[[int], str | None], what: str) -> dict[int, str]:
-    """Call `visit` for every row in threads; return the rows for which it gave a reason against them."""
+    """Call `visit` for every row in threads, and return the rows that it gave a reason to leave out."""
 
     def visit_chunk(rows: range) -> dict[int, str]:
         return {row: reason for row in rows if (reason := visit(row)) is not None}
@@ -81,8 +81,8 @@ def decode(files: ImageFiles, *, flip: bool) -> InMemory:
 class StreamedImages(Dataset):
     """Images read from their files at every use, for sets that do not fit into memory.
 
-    The headers are checked at the start. An image that fails later is logged and the next readable one stands in for
-    it, or it is refused.
+    The headers are checked at the start. An image that fails later is logged and replaced by the next readable
+    one, or refused.
     """
 
     def __init__(self, files: ImageFiles, *, flip: bool) -> None:
@@ -138,7 +138,7 @@ class StreamedImages(Dataset):
 
 
 def _without_bad(files: ImageFiles, bad: dict[int, str]) -> ImageFiles:
-    """Return the files that are fit, after the others were logged or refused."""
+    """Return the usable files; log or refuse the others."""
     if not bad:
         return files
     named = "; ".join(f"{files.names[row]} ({reason})" for row, reason in sorted(bad.items())[:_NUM_NAMED])

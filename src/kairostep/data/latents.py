@@ -88,11 +88,13 @@ def encode_latents(
 ) -> LatentSet:
     """Return the latents of a set of images, encoded now or found in the cache.
 
-    dataset: images; if it has `flip`, mirror images are encoded too.
-    autoencoder_path: a folder with an AutoencoderKL or a VQModel of diffusers, in safetensors.
-    cache_dir: where a folder latents-<digest> is made, under a temporary name until it is complete.
-    device, batch_size: of the encoding; memory does not depend on the number of images.
-    num_workers: processes that read the images.
+    Args:
+        dataset: The images. If it has `flip`, mirror images are encoded too.
+        autoencoder_path: A folder with an AutoencoderKL or a VQModel of diffusers, in safetensors.
+        cache_dir: Where the folder latents-<digest> goes. It has a temporary name until it is complete.
+        device: Where images are encoded.
+        batch_size: Of the encoding. Memory does not depend on the number of images.
+        num_workers: Processes that read the images.
     """
     count("batch_size", batch_size)
     count("num_workers", num_workers, at_least=0)
@@ -154,7 +156,7 @@ def _encode_into(
 
 
 def _to_half(moments: Tensor) -> Any:
-    """Return moments as float16 on the host, refusing what it cannot hold."""
+    """Return moments as float16 on the host; raise if they do not fit."""
     half = moments.to(torch.float16).cpu()
     if not bool(half.isfinite().all()):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Reading sets that do not fit into memory: worker processes ahead of the consumer, in a given order."""
+"""Reads sets that do not fit into memory, in a given order, by worker processes that read ahead."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def _unchanged(batch: Any) -> Any:
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
-    """A signal to the whole process group shall not end workers while the parent still saves; they end with it."""
+    """Ignore signals in workers: a signal to the process group must not end them while the parent still saves."""
     for number in stopping_signals():
         signal.signal(number, signal.SIG_IGN)
 

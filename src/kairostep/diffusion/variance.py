@@ -51,16 +51,17 @@ def antithetic_pairs(process: Process, x0: Tensor, drawn: Timesteps, *, threshol
 
 
 class StableTarget:
-    """`Objective(process, prediction, target=StableTarget(reference))`: targets averaged over all likely x0.
+    """Targets averaged over all likely x0, for `Objective(process, prediction, target=StableTarget(reference))`.
 
-    Xu et al., ICLR 2023: several x0 may have led to x_t; instead of the one that did, the network is shown their mean,
-    each weighted by its posterior probability given x_t among a reference set and x0 itself. Consistent, slightly
-    biased toward the reference, and without labels: for a model with classes the reference would have to be of the
-    sample's class. Costs distances between batch and reference, no network evaluation.
+    Several x0 may have led to x_t. Instead of the one that did, the network learns their mean, each weighted by its
+    posterior probability given x_t among a reference set and x0 itself (Xu et al., ICLR 2023). The target is slightly
+    biased toward the reference. It knows no labels: for a model with classes the reference would have to be of the
+    sample's class. It costs distances between batch and reference, and no network evaluation.
 
-    reference: (M, ...) clean samples, on the device of the batch.
-    num: rows of it drawn at each call, from torch's global generator; None takes all.
-    chunk_size: rows in one matrix product.
+    Args:
+        reference: (M, ...) clean samples, on the device of the batch.
+        num: Rows of it drawn at each call from torch's global generator. None takes all.
+        chunk_size: Rows in one matrix product.
     """
 
     def __init__(self, reference: Tensor, num: int | None = 256, *, chunk_size: int = 4096) -> None:

@@ -23,7 +23,7 @@ MAX_LOG_STEP = 10.0  # in log-SNR, that a single step counts for: the last one m
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Upper bound on the negative log-likelihood, bits per dimension; its errors are those of means over images."""
+    """Upper bound on the negative log-likelihood in bits per dimension, with standard errors over images."""
 
     total: Estimate
     prior: Estimate
@@ -47,14 +47,16 @@ def variational_bound(
 ) -> Bound:
     """Return the bound of Ho et al. 2020 with the posterior's variances, as Kingma et al. 2021 write it.
 
-    prior: KL of x_t at the last step from N(0, alpha**2 + sigma**2).
-    diffusion: the sum of (SNR(s) - SNR(t)) / 2 |x0 - x0hat|**2 over neighbouring steps s < t, or its limit, in which
-    FlowProcess ends at 1e-4 from both ends. Times are drawn where the bound is, mostly by what each would add for
-    Gaussian data: the error is honest also where a schedule has most of its bound in a few steps.
-    reconstruction: -log of a Gaussian around x0hat at the first step, of variance 1 / SNR, over the bin of each pixel;
-    in continuous time a pixel is decoded from where SNR = 1e4.
+    The bound is the sum of three parts:
 
-    With levels, x0hat is clipped to [-1, 1]. Equal arguments share noise and times.
+    - prior: KL of x_t at the last step from N(0, alpha**2 + sigma**2).
+    - diffusion: the sum of (SNR(s) - SNR(t)) / 2 |x0 - x0hat|**2 over neighbouring steps s < t. In continuous time it
+      is the limit of this sum, and FlowProcess keeps 1e-4 away from both ends. Times are drawn mostly by what each
+      would add for Gaussian data, so that the error is right even if a few steps hold most of the bound.
+    - reconstruction: -log of a Gaussian around x0hat at the first step, of variance 1 / SNR, over the bin of each
+      pixel. In continuous time a pixel is decoded from SNR = 1e4.
+
+    With levels, x0hat is clipped to [-1, 1]. Calls with equal arguments share noise and times.
     """
     count("num_times", num_times)
     _check(x0, levels)
@@ -120,7 +122,7 @@ def _diffusion(denoiser: _Denoiser, first: Tensor, last: Tensor, num_times: int,
 
 
 def _reconstruction(denoiser: _Denoiser, first: Tensor, levels: int | None, seed: int) -> Tensor:
-    """Return what it takes to tell x0 from the first step, in bits per dimension, (N,)."""
+    """Return the bits per dimension that decoding x0 from the first step takes, (N,)."""
     x0 = denoiser.x0
     bits = torch.zeros(len(x0), dtype=torch.float64, device=x0.device)
     std = math.exp(-float(denoiser.objective.process.log_snr(first)) / 2)
@@ -156,8 +158,8 @@ class _Times:
 def _times(process: Process, u: Tensor, first: Tensor, last: Tensor) -> _Times:
     """Return times for u (N,) in [0, 1], drawn from a mixture of two densities.
 
-    Most follow what a step adds for Gaussian data, (SNR(s) - SNR(t)) / (1 + SNR(t)); the others are even in log-SNR,
-    and find errors at high noise that such data would not have.
+    Most times follow what a step adds for Gaussian data, (SNR(s) - SNR(t)) / (1 + SNR(t)). The others are even in
+    log-SNR, and find errors at high noise that Gaussian data would not have.
     """
     if isinstance(process, DiscreteProcess):
         return _steps(process, u)

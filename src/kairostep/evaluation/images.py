@@ -18,7 +18,7 @@ ARRAYS = ("images", "arr_0")  # names under which an npz may hold its images
 
 
 class ImageSource(ABC):
-    """Images of one shape, read again at each use: `for batch in source.batches(50_000, 256)`."""
+    """Images of one shape, read from disk at each use: `for batch in source.batches(50_000, 256)`."""
 
     path: Path
     num: int
@@ -42,7 +42,7 @@ class ImageSource(ABC):
             )
 
     def generation(self) -> Mapping[str, Any]:
-        """Return how the images were generated, as `generation.json` beside them says; nothing if there is none."""
+        """Return the settings of the images from `generation.json` beside them, or an empty mapping."""
         return facts_beside(self.path)
 
 
@@ -135,9 +135,9 @@ def open_images(path: Path | str, channels: int) -> ImageSource:
 
 
 def num_complete(path: Path) -> int | None:
-    """Return how many images, from the first on, are there for certain; None where `generation.json` is missing.
+    """Return how many images, from the first on, are certainly complete; None if `generation.json` is missing.
 
-    An interrupted generation has none, or those of a smaller one that it went on with.
+    An interrupted generation has none, or those of the smaller generation that it continued.
     """
     facts = facts_beside(path)
     if facts.get("complete") is False:
@@ -152,7 +152,7 @@ def generated_in(run: Path) -> list[Path]:
 
 
 def facts_beside(path: Path) -> Mapping[str, Any]:
-    """Return what `generation.json` beside images says, nothing if there is none."""
+    """Return the content of `generation.json` beside images, or an empty mapping."""
     file = (path if path.is_dir() else path.parent) / "generation.json"
     try:
         facts = json.loads(file.read_text())

@@ -1,7 +1,7 @@
 """The Inception network on which FID is defined, in torch alone, for files that hold its weights by name.
 
-Inception-v3 (Szegedy et al. 2016, Figures 5-7) as TensorFlow released it on 2015-12-05, which differs from what the
-same names mean elsewhere: averages over 3x3 leave out the padding, and the last block takes maxima instead.
+Inception-v3 (Szegedy et al. 2016, Figures 5-7) as TensorFlow released it on 2015-12-05. It differs from other versions:
+averages over 3x3 leave out the padding, and the last block takes maxima instead.
 """
 
 from collections import OrderedDict
@@ -38,10 +38,11 @@ class ConvNorm(nn.Module):
 class Block(nn.Module):
     """Branches side by side, concatenated, the pooled one last: (N, inputs, H, W) -> (N, outputs, H', W').
 
-    branches: steps of each by its name in the file; of several, the k-th is called `name_k`, and `name_ka`, `name_kb`
-        where it has two kernels.
-    pool: what the last branch begins with.
-    pooled: channels of the convolution after the pool; 0 for none, and then the block halves height and width.
+    Args:
+        branches: The steps of each branch, by its name in the file. If there are several, the k-th is called `name_k`,
+            and `name_ka`, `name_kb` if it has two kernels.
+        pool: The first step of the last branch.
+        pooled: Channels of the convolution after the pool. With 0 there is none, and the block halves height and width.
     """
 
     def __init__(self, inputs: int, branches: Mapping[str, tuple[Step, ...]], pool: nn.Module, pooled: int) -> None:
@@ -100,7 +101,7 @@ class FIDInception(nn.Module):
 
 
 def average_pool() -> nn.Module:
-    """Return the mean over 3 x 3, at borders over those pixels that there are."""
+    """Return the mean over 3 x 3 pixels, at borders over fewer."""
     return nn.AvgPool2d(3, stride=1, padding=1, count_include_pad=False)
 
 
@@ -219,7 +220,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def checked_state(state: Mapping[str, object], network: nn.Module, path: Path) -> OrderedDict[str, Tensor]:
-    """Return the network's tensors from `state`: all of them, in their shapes, and nothing else but the classifier."""
+    """Return the network's tensors from `state`. Raise if one is missing, has another shape or is unknown."""
     wanted = {name: value for name, value in network.state_dict().items() if not name.endswith(IGNORED_ENDING)}
     given = {name: value for name, value in state.items() if not _ignored(name)}
     faults = {

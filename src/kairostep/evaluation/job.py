@@ -1,4 +1,4 @@
-"""An evaluation: what is checked before anything is computed, then the figures, each written when it is there."""
+"""An evaluation: check everything first, then measure, and write each measurement at once."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -57,7 +57,7 @@ class EvaluationRequest:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation that can be done as it was asked for."""
+    """An evaluation whose request was checked."""
 
     trained: Trained
     request: EvaluationRequest
@@ -69,7 +69,7 @@ class Evaluation:
     notes: list[str]  # what is left out, and how to get it
 
     def figures(self) -> Iterator[list[Figure]]:
-        """Yield the figures in groups, after they were appended to the run's evaluations.jsonl."""
+        """Yield the measurements in groups, after appending them to the run's evaluations.jsonl."""
         if self.held_out is not None:
             yield self._written(held_out_figures(self.trained, self.held_out, batch_size=self.request.batch_size))
         if self.network is None or self.reference is None:
@@ -96,7 +96,7 @@ class Evaluation:
 
 
 def prepare(trained: Trained, request: EvaluationRequest, device: torch.device) -> Evaluation:
-    """Return an evaluation that was checked; ValueError for what cannot be done as it was asked for."""
+    """Return a checked evaluation; ValueError if the request cannot be met."""
     config, notes = trained.config, list[str]()
     paths = [request.images] if request.images is not None else _complete_sets(trained, request, notes)
     num = request.held_out_images or config.held_out_images or HELD_OUT_IMAGES
@@ -116,7 +116,7 @@ def prepare(trained: Trained, request: EvaluationRequest, device: torch.device) 
 
 
 def run_directory(trained: Trained) -> Path:
-    """Return the directory of the run that a model is of."""
+    """Return the run directory of a model."""
     return trained.checkpoint.parents[1]
 
 
@@ -134,9 +134,9 @@ def _network(
 
 
 def _complete_sets(trained: Trained, request: EvaluationRequest, notes: list[str]) -> list[Path]:
-    """Return the images in RUN/generated that this checkpoint made, and those of which nothing is known.
+    """Return the images in RUN/generated that this checkpoint made, and those of unknown origin.
 
-    A set that is not complete is told and left out, and so is one that is too small where no number was asked for.
+    Incomplete sets are named and left out. So are sets that are too small, unless a number was asked for.
     """
     run, complete = run_directory(trained), list[Path]()
     paths = [path for path in generated_in(run) if _is_of(trained, facts_beside(path))]

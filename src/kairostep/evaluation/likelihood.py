@@ -37,11 +37,10 @@ def held_out_loss(
     seed: int = 0,
     batch_size: int = 256,
 ) -> HeldOut:
-    """Return the losses of a model on x0, whatever its sampler and weighting; equal arguments share noise and times.
+    """Return the unweighted losses of a model over uniform t. Calls with equal arguments share noise and times.
 
-    Row i is seen at a time from the i-th of N equal parts of [0, 1], the parts being dealt out at random. Each row is
-    seen once, which is cheap enough for every so many steps of training; `loss_profile` and `variational_bound` look
-    closer.
+    Each row is seen once, at a time in one of N equal parts of [0, 1], which are assigned at random. That is cheap
+    enough to do regularly during training. `loss_profile` and `variational_bound` are more precise.
     """
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(x0.shape, generator=generator).to(x0)
@@ -69,7 +68,7 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class LossProfile:
-    """Losses by time, and their means over uniform t; errors are those of means over rows."""
+    """Losses by time and their means over uniform t, with standard errors of the means over rows."""
 
     bins: list[Bin]  # in the order of t
     loss: Estimate
@@ -89,7 +88,7 @@ def loss_profile(
     seed: int = 0,
     batch_size: int = 256,
 ) -> LossProfile:
-    """Return the unweighted loss of a model on x0 in equal bins of t; equal arguments share noise and times."""
+    """Return the unweighted loss of a model in equal bins of t. Calls with equal arguments share noise and times."""
     count("num_bins", num_bins)
     plain = Objective(objective.process, objective.prediction, constant())
     losses = torch.empty(len(x0), num_bins, dtype=torch.float64, device=x0.device)

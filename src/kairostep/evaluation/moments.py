@@ -1,4 +1,4 @@
-"""What is kept of a stream of features: their mean and covariance, and a bounded sample of them."""
+"""Statistics of a stream of features: mean, covariance, and a bounded sample of rows."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -12,9 +12,10 @@ SAMPLE_SIZE = 10_000  # features kept for KID and precision/recall; 82 MB of 204
 
 
 class Moments:
-    """Count, mean and covariance of rows, in float64, whatever the order and size of the batches.
+    """Count, mean and covariance of rows in float64, independent of the order and size of batches.
 
-    num_dims: D of the rows.
+    Args:
+        num_dims: D of the rows.
     """
 
     def __init__(self, num_dims: int, device: torch.device | str = "cpu") -> None:
@@ -32,7 +33,7 @@ class Moments:
             self._combine(len(rows), mean, centred.T @ centred)
 
     def merge(self, other: "Moments") -> None:
-        """Take in all that another one has seen, for instance in another process."""
+        """Add what another one has seen, for instance in another process."""
         if other.count:
             self._combine(other.count, other.mean.to(self.mean), other.scatter.to(self.mean))
 
@@ -44,7 +45,7 @@ class Moments:
         return self.scatter / (self.count - 1)
 
     def _combine(self, num: int, mean: Tensor, scatter: Tensor) -> None:
-        """Chan et al. 1983: nothing is subtracted that is large beside the result."""
+        """Combine two sets of moments without subtracting large numbers (Chan et al. 1983)."""
         total = self.count + num
         apart = mean - self.mean
         self.scatter += scatter + torch.outer(apart, apart) * (self.count * num / total)
@@ -53,9 +54,9 @@ class Moments:
 
 
 class RowSample:
-    """At most `size` rows of a stream, drawn evenly: those whose index has the smallest hashes.
+    """At most `size` random rows of a stream: those whose index has the smallest hash.
 
-    The same rows stay whatever the order of the batches or the process that saw them.
+    The choice does not depend on the order of batches or on the process that saw them.
     """
 
     def __init__(self, num_dims: int, size: int = SAMPLE_SIZE) -> None:
@@ -82,7 +83,7 @@ class RowSample:
 
 
 class FeatureStatistics:
-    """All that the distances need of a set of images; its size does not depend on the number of images."""
+    """The statistics of a set of images that distances need. Their size does not depend on the number of images."""
 
     def __init__(self, num_dims: int, device: torch.device | str = "cpu", sample_size: int = SAMPLE_SIZE) -> None:
         self.moments = Moments(num_dims, device)

@@ -1,4 +1,4 @@
-"""Which noise and which times held-out rows are seen at: a function of the seed alone, so that runs pair."""
+"""Noise and times of held-out rows: a function of the seed alone, so that runs can be compared in pairs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class PairedDraw:
 def paired_draws(x0: Tensor, num_parts: int, seed: int, stream: int = 0) -> Iterator[PairedDraw]:
     """Yield a draw for each of the equal parts of [0, 1], all rows (N, ...) in each; streams 0 and 1 are independent.
 
-    Each row is seen once in every part, and the rows of a part lie in equal shares of it: the mean over the parts of
-    one row is an estimate by itself, and rows are independent but for the shares, which only make the mean better.
+    Each row is seen once in every part, and the rows of a part are stratified within it. So the mean over the parts of
+    one row is an estimate by itself. Rows are independent but for the strata, which only make the mean better.
     """
     generator = torch.Generator().manual_seed(2 * seed + stream)
     for part in range(num_parts):
@@ -30,5 +30,5 @@ def paired_draws(x0: Tensor, num_parts: int, seed: int, stream: int = 0) -> Iter
 
 
 def cond_of(labels: Tensor | None, rows: Tensor) -> dict[str, Tensor]:
-    """Return the condition that a network is called with for these rows."""
+    """Return the keyword arguments with which a network is called for these rows."""
     return {} if labels is None else {"class_labels": labels[rows]}

@@ -31,7 +31,7 @@ def reference_statistics(
     batch_size: int = 64,
     num_workers: int = 0,
 ) -> FeatureStatistics:
-    """Return the statistics of all images of a set, none of them mirrored, computed now or found in the cache.
+    """Return the statistics of all images of a set, not mirrored, from the cache or computed now.
 
     The file is named after data, number, shape and network, and written under a temporary name first.
     """
@@ -62,7 +62,7 @@ def _images(dataset: Dataset, device: torch.device, batch_size: int, num_workers
 
 
 def _read(path: Path, text: str) -> FeatureStatistics | None:
-    """Return what a file holds, None without one; a damaged one is named and will be written anew."""
+    """Return the content of a file, or None. A damaged file is named and will be replaced."""
     if not path.is_file():
         return None
     try:

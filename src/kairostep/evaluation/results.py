@@ -1,4 +1,4 @@
-"""Figures, as a table for people and as lines of `evaluations.jsonl`."""
+"""Measurements, as a table for people and as lines of `evaluations.jsonl`."""
 
 import json
 import math
@@ -23,14 +23,14 @@ class Figure:
     facts: Mapping[str, Any] = field(default_factory=dict)  # what else it depends on
 
     def line(self, common: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is written of it, its own facts before common ones, numbers that are not finite as None."""
+        """Return the line to write: its own settings, then common ones, with None for numbers that are not finite."""
         measured = {"value": self.estimate.value, "standard_error": self.estimate.error, "n": self.n}
         line = {"what": self.what, **measured, **common, **self.facts}
         return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in line.items()}
 
 
 def append(path: Path, figures: Iterable[Figure], common: Mapping[str, Any]) -> None:
-    """Append one line per figure, all of them or none; a line that was torn earlier stays alone."""
+    """Append one line per measurement, all or none. If the file ends in a torn line, begin a new one."""
     text = "".join(json.dumps(figure.line(common), allow_nan=False) + "\n" for figure in figures)
     with path.open("a+b") as file:
         end = file.seek(0, os.SEEK_END)
@@ -42,7 +42,7 @@ def append(path: Path, figures: Iterable[Figure], common: Mapping[str, Any]) -> 
 
 
 def table(figures: Sequence[Figure]) -> str:
-    """Return the figures in columns, values rounded to what their errors allow."""
+    """Return the measurements in columns, rounded to the digits that their errors allow."""
     names = [_name(figure) for figure in figures]
     values = [rounded(figure.estimate) for figure in figures]
     widths = [max(map(len, column), default=0) for column in (names, values)]

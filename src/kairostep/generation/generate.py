@@ -1,4 +1,4 @@
-"""Noise to samples."""
+"""Turns noise into samples."""
 
 from collections.abc import Callable
 from typing import Any
@@ -74,14 +74,14 @@ def _tensor(returned: Any) -> Tensor:
 def convert(
     output: Tensor, xt: Tensor, prediction: Prediction, native: Prediction, alpha: Tensor, sigma: Tensor, *, clip: bool
 ) -> Tensor:
-    """Return the network's output as the scheduler wants it, by way of x0."""
+    """Return the network's output converted, by way of x0, to the prediction that the scheduler expects."""
     x0 = prediction.to_x0(output, xt, alpha, sigma)
     x0 = x0.clamp(-1, 1) if clip else x0
     return native.target(x0, (xt - alpha * x0) / sigma, alpha, sigma)
 
 
 def added_noise(plan: Plan, k: int, x: Tensor, step_noise: StepNoise | None) -> dict[str, Any]:
-    """Return what makes a step of DDIM one of DDPM, nothing for other solvers and in the last step."""
+    """Return the noise that turns a DDIM step into a DDPM step, or None for other solvers and the last step."""
     if plan.noise_scale is None or k == len(plan.keys) - 1:
         return {}
     noise = torch.randn_like(x) if step_noise is None else step_noise(k + 1)

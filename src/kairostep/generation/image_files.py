@@ -1,4 +1,4 @@
-"""Images on disk, each file whole or not there: PNG files, or one npz that grows in shards."""
+"""Images on disk, as PNG files or as one npz that grows in shards. A file is complete or absent."""
 
 import logging
 import os
@@ -30,7 +30,7 @@ class DamagedShard(Exception):
 
 
 def is_whole_png(path: Path) -> bool:
-    """Whether a file ends as a PNG does: a power cut may leave a file empty or short, and its name in place."""
+    """Whether a file ends as a PNG does. After a power cut a file may be empty or short."""
     try:
         with path.open("rb") as file:
             file.seek(-len(PNG_END), os.SEEK_END)
@@ -51,7 +51,7 @@ class ImageFiles(Protocol):
         ...
 
     def finish(self, labels: Sequence[int]) -> None:
-        """Bring all images into their last form; image i has label i, modulo their number, unless there are none."""
+        """Write the final form of all images. Image i has label i modulo the number of labels, if there are any."""
         ...
 
 
@@ -83,11 +83,11 @@ class PngFiles:
             picture.save(temporary, format="PNG")
 
     def finish(self, labels: Sequence[int]) -> None:
-        """Do nothing: every file has its last form."""
+        """Do nothing: PNG files are final."""
 
 
 class NpzFile:
-    """images.npz with `images` (N, H, W, C), uint8, and `labels` (N,) where there are classes; shards until then."""
+    """images.npz with `images` (N, H, W, C), uint8, and `labels` (N,) if there are classes; at first in shards."""
 
     def __init__(self, folder: Path, num: int) -> None:
         self.path, self.shards, self.num = folder / "images.npz", folder / "shards", num

@@ -1,4 +1,4 @@
-"""Many images into a folder: in batches, by one process or several, going on where it was stopped."""
+"""Writes many images into a folder: in batches, by one process or several, and resumable."""
 
 import itertools
 import signal
@@ -30,7 +30,7 @@ DECODED_ROWS = 32  # samples that an autoencoder decodes at once: images are muc
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Which images; image i depends on the seed, its number and the other settings, not on `num` and `batch_size`."""
+    """Which images to make. Image i depends on the seed and other settings, but not on `num` or `batch_size`."""
 
     num: int = 50_000
     solver: str = "ddim"
@@ -67,7 +67,7 @@ class Request:
 
 
 def describe(trained: Trained, request: Request) -> dict[str, Any]:
-    """Return the record of these images; ValueError for what the model cannot do."""
+    """Return the record of these images; ValueError if the model cannot make them."""
     steps = steps_of(trained.process, request.solver, request.steps)
     return {
         "run": str(trained.checkpoint.parents[1]),
@@ -89,7 +89,7 @@ def describe(trained: Trained, request: Request) -> dict[str, Any]:
 
 
 def default_folder(trained: Trained, request: Request) -> Path:
-    """Return RUN/generated/ and the settings, those that are not the usual ones at the end."""
+    """Return RUN/generated/ and a name made of the settings, with unusual ones at the end."""
     steps = steps_of(trained.process, request.solver, request.steps)
     parts = [request.solver, str(steps), f"seed{request.seed}", f"step{trained.step}"]
     parts += ["model"] if trained.weights == "model" else []
@@ -148,7 +148,7 @@ def make_missing(trained: Trained, request: Request, files: ImageFiles, state: P
 
 @dataclass(frozen=True)
 class Batch:
-    """Images that may still be in the making on their device."""
+    """Images that the device may still be computing."""
 
     images: list[int]
     pixels: Tensor  # (B, H, W, C) uint8
@@ -186,7 +186,7 @@ def make_batch(trained: Trained, request: Request, images: list[int], device: to
 
 
 class Writer:
-    """Writes a batch in a thread while the next one is made; at the end of the block all is written."""
+    """Writes a batch in a thread while the next one is made. At the end of the block everything is written."""
 
     def __init__(self, files: ImageFiles) -> None:
         self.files = files
@@ -197,7 +197,7 @@ class Writer:
         return self
 
     def put(self, batch: Batch) -> None:
-        """Hand over a batch, once the one before is on disk."""
+        """Pass on a batch, once the one before is on disk."""
         pixels, finite = (tensor.to("cpu", non_blocking=True) for tensor in (batch.pixels, batch.finite))
         copied = torch.Event(batch.pixels.device) if batch.pixels.is_cuda else None
         if copied is not None:

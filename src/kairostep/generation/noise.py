@@ -13,14 +13,14 @@ MOST_STEPS, MOST_NUMBERS = 16, 2**20  # that are made at once
 def noise_of_images(seed: int, images: Tensor, step: int, shape: tuple[int, ...]) -> Tensor:
     """Return standard normal noise (B, *shape), float32, on the device of the images' numbers (B,), int64.
 
-    Step 0 is what generation starts from. The same numbers come on every device and in every batch: what the
-    logarithms and sines of two processors differ in is lost when float64 is rounded.
+    Step 0 is the noise that generation starts from. The numbers are the same on every device and in every batch:
+    differences of logarithms and sines between processors vanish when float64 is rounded.
     """
     return _noise_of_steps(seed, images, range(step, step + 1), shape)[0]
 
 
 class NoiseOfImages:
-    """`noise(step)` is `noise_of_images(seed, images, step, shape)`; some steps are made at once, in fewer kernels."""
+    """`noise(step)` is `noise_of_images(seed, images, step, shape)`, computed for several steps at once."""
 
     def __init__(self, seed: int, images: Tensor, shape: tuple[int, ...]) -> None:
         self.seed, self.images, self.shape = seed, images, shape

@@ -1,4 +1,4 @@
-"""generation.json: what the images of a folder are, so that nothing else is ever mixed with them."""
+"""generation.json: the settings of the images in a folder, so that no others are mixed with them."""
 
 import json
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
 
 
 def check_record(folder: Path, record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the record of what is in the folder; ValueError, naming what differs, for other images than these."""
+    """Return the record of the folder; ValueError, naming the differences, if its images have other settings."""
     there = read_record(folder)
     if there is None:
         return {}

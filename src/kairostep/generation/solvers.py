@@ -1,4 +1,4 @@
-"""The way from noise to samples: diffusers' schedulers, driven so that every process and prediction fits."""
+"""Solvers, from noise to samples: diffusers' schedulers for every process and prediction."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ MAX_SIGMA = 80.0  # Heun starts here, as Karras et al. do, where a discrete proc
 
 @dataclass(frozen=True)
 class Plan:
-    """What scheduler and network are told at each of N evaluations; tensors are (N,), on the CPU, in float64.
+    """The inputs of scheduler and network at each of N evaluations. Tensors are (N,), on the CPU, in float64.
 
     A scheduler may keep its sample in another scale than x_t, as Heun's keeps x_t / alpha.
     """
@@ -56,7 +56,7 @@ def plan_for(process: Process, prediction: Prediction, solver: str, steps: int |
 
 
 def steps_of(process: Process, solver: str, steps: int | None = None) -> int:
-    """Return the steps, by default the paper's or as many as the process has; ValueError for what cannot be."""
+    """Return the number of steps, by default the paper's, at most that of the process; else ValueError."""
     choice("solver", solver, DEFAULT_STEPS)
     discrete = isinstance(process, DiscreteProcess)
     if solver == "ddpm" and not discrete:
@@ -79,8 +79,8 @@ def network_evaluations(solver: str, steps: int, guidance: float = 1.0) -> int:
 def _ddim(process: DiscreteProcess, prediction: Prediction, steps: int, clip: bool) -> Plan:
     """DDIM on steps spread evenly up to the last.
 
-    The scheduler sees a process of these steps alone: it would count steps of floor(T / steps), which fit only if
-    `steps` divides T.
+    The scheduler gets a process of only these steps. By itself it would take steps of floor(T / steps), which fit only
+    if `steps` divides T.
     """
     times = ((torch.arange(steps, 0, -1) * process.num_steps / steps).round() - 1).long()  # falling
     alpha_bar = process.alphas_cumprod[times].clamp(min=MIN_ALPHA**2)
@@ -95,8 +95,8 @@ def _ddim(process: DiscreteProcess, prediction: Prediction, steps: int, clip: bo
 def _ancestral(process: DiscreteProcess, prediction: Prediction, steps: int, clip: bool) -> Plan:
     """DDPM with variance beta ("fixed_large").
 
-    DDIM with eta = 1 has DDPM's mean and the posterior's variance, and takes noise from outside, as DDPM's own
-    scheduler does not: noise is scaled from the one variance to the other.
+    DDIM with eta = 1 has DDPM's mean and the posterior's variance, and unlike DDPM's own scheduler it accepts noise. So
+    this is DDIM with its noise scaled from one variance to the other.
     """
     plan = _ddim(process, prediction, steps, clip)
     alpha_bar = plan.alpha.square()
@@ -132,7 +132,7 @@ def _begin(scheduler: Any, steps: int) -> Tensor:
 
 
 def _heun_discrete(process: DiscreteProcess, prediction: Prediction, steps: int, clip: bool) -> Plan:
-    """Heun's method as Karras et al. (2022) use it, the network being told times between steps."""
+    """Heun's method as in Karras et al. (2022). The network gets times between steps."""
     alpha_bar = process.alphas_cumprod.clamp(min=MIN_ALPHA**2)
     sigmas = ((1 - alpha_bar) / alpha_bar).sqrt()
     native = native_prediction(process, prediction)
@@ -171,7 +171,7 @@ def _euler_edm(process: EDMProcess, prediction: Prediction, steps: int, clip: bo
 
 
 def _heun_edm(process: EDMProcess, prediction: Prediction, steps: int, clip: bool) -> Plan:
-    """Algorithm 1 of Karras et al. without churn; its space is that of x_t / alpha, alpha being 1."""
+    """Algorithm 1 of Karras et al. without churn, in the space of x_t / alpha, with alpha = 1."""
     scheduler = _heun_scheduler(X0, process.sigma_min, process.sigma_max)
     sigma = _begin(scheduler, steps)
     clip = clip and prediction != process.prediction  # as in Euler's method and in the paper

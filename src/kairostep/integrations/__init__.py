@@ -1,1 +1,1 @@
-"""Samplers in other people's training code: one thin file per library, imported only by who uses it."""
+"""Samplers in other people's training code: one thin file per library, imported only by those who use it."""

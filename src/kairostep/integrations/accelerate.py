@@ -1,4 +1,4 @@
-"""accelerate: a sampler that is saved and loaded with the accelerator's state and learns where the optimizer steps.
+"""accelerate: a sampler that the accelerator saves and loads, and that learns at each step of the optimizer.
 
 sampler = Accelerated(ks.RootLoss(), accelerator)
 ...
@@ -29,17 +29,16 @@ log = logging.getLogger("kairostep")
 
 
 class Accelerated(TimestepSampler):
-    """A sampler on the accelerator's device, in the folders of its `save_state` and `load_state`, on every rank.
+    """A sampler on the accelerator's device that `save_state` saves and `load_state` loads, on every rank.
 
-    Each rank writes `{name}_{rank}.pt`, where `accelerator.register_for_checkpointing` would keep rank 0 alone, and
-    reads without pickle. By design all ranks hold the same state, from which each draws by its rank: so all read the
-    file of rank 0 where they see it, on any number of processes and also if the main process alone saved; on a disk of
-    their own, theirs.
+    Each rank writes `{name}_{rank}.pt`; `accelerator.register_for_checkpointing` would save rank 0 alone. Files are
+    read without pickle. All ranks hold the same state and draw by their rank. So each rank reads the file of rank 0 if
+    it can see it, else its own: a run can resume with another number of processes.
 
     Under `accelerator.accumulate` call `observe` in every micro-batch. The sampler learns once per step of the
-    optimizer, from the losses of all its micro-batches; one that asks for other losses measures the last. A step that
-    fp16's scaler skips changes no weight, so samplers that compare losses before and after see no change.
-    Call the bare model in `loss_at`, `accelerator.unwrap_model(model)`: ranks may ask for it unequally often.
+    optimizer, from the losses of all micro-batches. A sampler that asks for other losses measures the last one. A step
+    that fp16's scaler skips changes no weight, so samplers that compare losses before and after see no change.
+    Call the bare model in `loss_at`, `accelerator.unwrap_model(model)`: ranks may not call it equally often.
     """
 
     def __init__(self, sampler: TimestepSampler, accelerator: "Accelerator", *, name: str = "timestep_sampler") -> None:
@@ -60,13 +59,13 @@ class Accelerated(TimestepSampler):
         return (self.sampler,)
 
     def sample(self, x0: Tensor) -> Timesteps:
-        """Return what the sampler draws for the clean batch x0 (B, ...)."""
+        """Draw times for the clean batch x0 (B, ...)."""
         return self.sampler.sample(x0)
 
     def observe(
         self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None
     ) -> AbstractContextManager[None]:
-        """Wrap the optimizer's step, learn if it is one; `loss_at` is needed by samplers that `uses_loss_at` alone."""
+        """Wrap the optimizer's step and learn from it. Only samplers with `uses_loss_at` need `loss_at`."""
         check_loss_at(self.sampler, loss_at)  # of the first micro-batch too
         if not self.accelerator.sync_gradients:
             self.show(x0, drawn, losses.detach())
@@ -74,7 +73,7 @@ class Accelerated(TimestepSampler):
         return self.sampler.observe(x0, drawn, losses.detach(), loss_at)
 
     def show(self, x0: Tensor, drawn: Timesteps, losses: Tensor) -> None:
-        """Show a micro-batch of the step to come; `observe` does it where the gradients are not in sync."""
+        """Show a micro-batch of the next step. `observe` does it while gradients are not in sync."""
         self.sampler.show(x0, drawn, losses)
 
     def density(self, num_bins: int = 100) -> Tensor:
@@ -82,7 +81,7 @@ class Accelerated(TimestepSampler):
         return self.sampler.density(num_bins)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return what the sampler has to say."""
+        """Return the sampler's diagnostics."""
         return self.sampler.diagnostics()
 
     def _save(self, models: list[nn.Module], weights: list[dict[str, Tensor]], output_dir: str) -> None:

@@ -1,4 +1,4 @@
-"""diffusers: a sampler that draws a noise scheduler's own timesteps, and diffusers' densities and weights, checked.
+"""diffusers: a sampler that draws a noise scheduler's own timesteps, and diffusers' densities and weights with checks.
 
     sampler = Scheduled(ks.RootLoss(), noise_scheduler)
     ...
@@ -9,8 +9,8 @@
     with sampler.observe(latents, drawn, losses):
         optimizer.step()
 
-Noise schedule, prediction and the direction of time are read from the scheduler; what cannot be read raises. The
-functions named compute_* are called as those of diffusers.training_utils.
+The noise schedule, the prediction type and the direction of time are read from the scheduler. If one of them cannot be
+read, the adapter raises. The functions named compute_* are called like those of diffusers.training_utils.
 """
 
 import math
@@ -40,7 +40,9 @@ FRESH = "pass one fresh from its config, type(scheduler).from_config(scheduler.c
 def process_of(scheduler: Any, *, mu: float | None = None) -> Process:
     """Return the process by which this scheduler adds noise, a step for each of its training timesteps.
 
-    mu: the shift of a flow scheduler with `use_dynamic_shifting`, as its `set_timesteps` takes it.
+    Args:
+        scheduler: A scheduler of diffusers.
+        mu: The shift of a flow scheduler with `use_dynamic_shifting`, as its `set_timesteps` takes it.
     """
     if _is_flow(scheduler):
         return _flow_steps(scheduler, mu)
@@ -59,7 +61,7 @@ def process_of(scheduler: Any, *, mu: float | None = None) -> Process:
 
 
 def prediction_of(scheduler: Any) -> Prediction:
-    """Return what a network trained with this scheduler predicts; with flow schedulers noise - x0."""
+    """Return what a network trained with this scheduler predicts: noise - x0 for flow schedulers."""
     if _is_flow(scheduler):
         return VELOCITY
     return PREDICTIONS[choice("prediction_type", scheduler.config.get("prediction_type"), PREDICTIONS)]
@@ -110,18 +112,22 @@ def _name(scheduler: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledTimesteps(Timesteps):
-    """Where to train, in the terms of a scheduler."""
+    """Drawn timesteps of a scheduler, with their weights."""
 
     timesteps: Tensor  # (B,) what the network and the scheduler's add_noise or scale_noise take
     sigmas: Tensor | None  # (B,) of a flow scheduler
 
 
 class Scheduled(TimestepSampler):
-    """A sampler whose draws have the timesteps of a noise scheduler, and whose `loss_at` is asked by them.
+    """A sampler that draws the timesteps of a noise scheduler, and calls `loss_at` with them.
 
-    mu: the shift of a flow scheduler with `use_dynamic_shifting`, as its `set_timesteps` takes it.
-    snr_weighted: the squared error is multiplied by SNR if the network predicts the image (`prediction_type="sample"`),
-        as in diffusers' train_unconditional.py. A `RootLoss` that was made without a loss weight is told so.
+    Args:
+        sampler: The sampler that draws.
+        scheduler: A scheduler of diffusers.
+        mu: The shift of a flow scheduler with `use_dynamic_shifting`, as its `set_timesteps` takes it.
+        snr_weighted: The squared error is multiplied by SNR if the network predicts the image
+            (`prediction_type="sample"`), as in diffusers' train_unconditional.py. A `RootLoss` without a loss weight
+            then gets this one.
     """
 
     def __init__(
@@ -155,13 +161,13 @@ class Scheduled(TimestepSampler):
     def observe(
         self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None
     ) -> AbstractContextManager[None]:
-        """Wrap the optimizer's step; `loss_at(rows, timesteps)` is needed by samplers that `uses_loss_at` alone."""
+        """Wrap the optimizer's step. Only samplers with `uses_loss_at` need `loss_at(rows, timesteps)`."""
         check_loss_at(self.sampler, loss_at, "loss_at(rows, timesteps)")
         at = loss_at and (lambda rows, t: loss_at(rows, self.process.time(t)))
         return self.sampler.observe(x0, drawn, losses.detach(), at)
 
     def show(self, x0: Tensor, drawn: Timesteps, losses: Tensor) -> None:
-        """Show a micro-batch of the step to come, each but the last, which `observe` shows."""
+        """Show a micro-batch of the next step: each but the last, which `observe` shows."""
         self.sampler.show(x0, drawn, losses.detach())
 
     def density(self, num_bins: int = 100) -> Tensor:
@@ -169,12 +175,12 @@ class Scheduled(TimestepSampler):
         return self.sampler.density(num_bins)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return what the sampler has to say."""
+        """Return the sampler's diagnostics."""
         return self.sampler.diagnostics()
 
 
 def _check_added_noise(scheduler: Any, process: DiscreteProcess) -> None:
-    """Raise where the scheduler adds another noise than its table says; solvers as made have theirs upside down."""
+    """Raise if the scheduler's noise differs from its table. A new solver has its table in the opposite order."""
     if not hasattr(scheduler, "add_noise"):
         return
     steps = torch.tensor([0, process.num_steps // 2, process.num_steps - 1])
@@ -202,10 +208,10 @@ def compute_density_for_timestep_sampling(
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Return u (B,) in [0, 1), a place in the *falling* table of a flow scheduler: 0 is noise, 1 is data.
+    """Return u (B,) in [0, 1), a position in the *falling* table of a flow scheduler: 0 is noise, 1 is data.
 
-    By the names of diffusers' scripts it is bitwise theirs; a positive logit_mean goes toward the data. A fixed sampler
-    of ours stands for its own density over t = 1 - u. What learns or weighs its draws needs `Scheduled`.
+    The names of diffusers' scripts give bitwise what diffusers gives; a positive logit_mean moves toward the data. You
+    may also pass a fixed sampler of ours, which draws t = 1 - u. A sampler that learns or weights needs `Scheduled`.
     """
     if isinstance(weighting_scheme, TimestepSampler):
         if generator is not None:
@@ -231,7 +237,7 @@ def compute_density_for_timestep_sampling(
 
 
 def compute_loss_weighting_for_sd3(weighting_scheme: str | Weighting, sigmas: Tensor | None = None) -> Tensor:
-    """Return the factor on a flow model's squared error at these sigmas; a weighting of ours may stand for the name."""
+    """Return the factor on a flow model's squared error at these sigmas. A weighting of ours may replace the name."""
     if sigmas is None or not sigmas.is_floating_point():
         got = None if sigmas is None else sigmas.dtype
         raise ValueError(f"sigmas must be the noise of a flow, floats in (0, 1], got {got}: pass drawn.sigmas")
@@ -263,7 +269,7 @@ def compute_snr(noise_scheduler: Any, timesteps: Tensor) -> Tensor:
 
 
 def loss_weight(weighting: Weighting, noise_scheduler: Any, timesteps: Tensor) -> Tensor:
-    """Return the factor on the squared error of what this scheduler's network predicts, whichever that is."""
+    """Return the factor on the squared error of this scheduler's prediction."""
     return _weighed(weighting, compute_snr(noise_scheduler, timesteps).log(), prediction_of(noise_scheduler))
 
 

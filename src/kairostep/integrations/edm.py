@@ -3,8 +3,8 @@
 EDM:  loss_kwargs.class_name = "kairostep.integrations.edm.EDMLoss"
 EDM2: loss_kwargs = dict(class_name="kairostep.integrations.edm.EDM2Loss", P_mean=-0.4, P_std=1.0)
 
-A sampler that asks for losses around the step, by name: sampler="adaptive" among these options, and once network and
-optimizer are made, `loss_fn.attach(optimizer, net)`.
+A sampler that asks for losses around the step: add sampler="adaptive" to these options, and call
+`loss_fn.attach(optimizer, net)` once network and optimizer are made.
 """
 
 from collections.abc import Callable
@@ -38,9 +38,9 @@ class Elements:
 
 
 class ToldFactor:
-    """A factor on the loss as a function of t, known where it was told: in the batches since it was last asked.
+    """A factor on the loss as a function of t, recorded batch by batch since it was last read.
 
-    A network that weighs its own loss tells the factor with each batch; `RootLoss` asks for all that it was shown.
+    A network that weights its own loss records the factor of each batch. `RootLoss` reads it at the times it has seen.
     """
 
     def __init__(self) -> None:
@@ -48,12 +48,12 @@ class ToldFactor:
         self.was_asked = False
 
     def tell(self, t: Tensor, factor: Tensor) -> None:
-        """Take note of the factor (B,) at t (B,)."""
+        """Record the factor (B,) at t (B,)."""
         earlier = [] if self.was_asked else self.told[-MAX_TOLD:]
         self.told, self.was_asked = [*earlier, (t, factor)], False
 
     def __call__(self, t: Tensor) -> Tensor:
-        """Return the factor (N,) at times (N,) that were told."""
+        """Return the factor (N,) at recorded times (N,)."""
         if not self.told:
             return torch.ones_like(t)
         self.was_asked = True
@@ -68,17 +68,21 @@ class ToldFactor:
 class SigmaLoss(nn.Module):
     """The loss of one batch by element, (B, C, H, W), its noise levels drawn by a sampler.
 
-    A Module, whose state is the sampler's: EDM2's checkpoints hold it by `state_dict`. EDM forgets its loss when it
-    resumes: save `loss_fn.state_dict()` in its training state. Snapshots of both pickle the loss, and load only where
-    kairostep is installed, unless it is left out of them; docs/integrations.md has the lines.
+    A sampler learns when the loss is computed. One that asks for losses around the step needs
+    `loss_fn.attach(optimizer, net)` once, before a checkpoint is loaded.
 
-    P_mean, P_std: of log(sigma). t is the share of these draws that are less noisy, so that "uniform" draws as EDM.
-    sampler: a sampler, or its name with `sampler_kwargs`, which may be written as JSON. One that takes the process is
-        given it; "adaptive" and "gradient_variance" are made by `attach(optimizer, net)`, from the network's shapes.
-    sampler_kwargs: of the sampler's class; with "adaptive" also `hidden` and `depth` of its policy.
+    This is a Module, and its state is the sampler's. EDM2's checkpoints hold it by `state_dict`. EDM forgets its loss
+    when it resumes, so save `loss_fn.state_dict()` in its training state. Snapshots of both pickle the loss and load
+    only where kairostep is installed, unless you leave it out. docs/integrations.md has the lines.
 
-    What the sampler learns, it learns when the loss is computed; one that asks for losses around the step needs
-    `loss_fn.attach(optimizer, net)` once all are made, before a checkpoint is loaded.
+    Args:
+        P_mean: Mean of log(sigma). t is the share of these draws that are less noisy, so that "uniform" draws as EDM.
+        P_std: Standard deviation of log(sigma).
+        sigma_data: Standard deviation of the data.
+        sampler: A sampler, or its name. A sampler that takes the process gets it. "adaptive" and "gradient_variance"
+            are made by `attach(optimizer, net)`, from the network's shapes.
+        sampler_kwargs: Arguments of the sampler's class, as a dict or as JSON. With "adaptive" also `hidden` and
+            `depth` of its policy.
     """
 
     sampler: TimestepSampler | None
@@ -107,11 +111,11 @@ class SigmaLoss(nn.Module):
 
     @property
     def objective(self) -> Objective:
-        """EDM's weighted error of the denoised image, for samplers that want to know."""
+        """EDM's weighted error of the denoised image, for samplers that take an objective."""
         return Objective(self.process, X0, edm(self.sigma_data))
 
     def attach(self, optimizer: Optimizer, net: nn.Module | None = None) -> None:
-        """Let the sampler observe the steps of this optimizer; the network is needed for one named in the options."""
+        """Let the sampler observe the steps of this optimizer. A sampler given by name may need the network."""
         if self.sampler is None:
             assert self._unmade is not None
             name, options = self._unmade
@@ -129,7 +133,7 @@ class SigmaLoss(nn.Module):
         return (sigma.square() + self.sigma_data**2) / (sigma * self.sigma_data).square()
 
     def sampled(self, net: Callable[..., Any], x0: Tensor, **cond: Tensor | None) -> Tensor:
-        """Return the elements at sigmas drawn now, times the weights of the draws, and show them to the sampler."""
+        """Draw sigmas, return the weighted loss by element, and show it to the sampler."""
         sampler = self.sampler
         if sampler is None:
             name, _ = self._unmade or ("", {})
@@ -158,7 +162,7 @@ class SigmaLoss(nn.Module):
         return sigma.to(torch.promote_types(x0.dtype, torch.float32)).view(-1, *[1] * (x0.ndim - 1))
 
     def _made(self, sampler: TimestepSampler | str, options: dict[str, Any] | None) -> TimestepSampler | None:
-        """Return the sampler, or None where it has to wait for the network."""
+        """Return the sampler, or None if it needs the network first."""
         if not isinstance(sampler, str):
             if options:
                 raise ValueError(f"sampler_kwargs belong to the name of a sampler, got {options} and {sampler!r}")
@@ -213,8 +217,8 @@ class EDMLoss(SigmaLoss):
 class EDM2Loss(SigmaLoss):
     """EDM2's loss: EDM's over the network's own estimate of it, exp(logvar), plus logvar.
 
-    The sampler is shown the first term, which is never negative and is what moves the denoiser. `RootLoss` is told of
-    the factor 1/exp(logvar) in it, so that it follows the factor times the root of EDM's loss.
+    The sampler learns from the first term, which is never negative and is what trains the denoiser. `RootLoss` knows
+    its factor 1/exp(logvar) and follows the factor times the root of EDM's loss.
     """
 
     def __init__(
@@ -247,7 +251,7 @@ class EDM2Loss(SigmaLoss):
 
 
 def sampler_for_network(name: str, options: dict[str, Any], net: nn.Module | None) -> TimestepSampler:
-    """Return the sampler of this name, its policy in the shape of the network's images, measured on its parameters."""
+    """Return the sampler of this name, made for the shape and the parameters of a network."""
     net = getattr(net, "module", net)
     channels, size = (getattr(net, key, None) for key in ("img_channels", "img_resolution"))
     if net is None or channels is None or size is None:

@@ -25,7 +25,7 @@ from kairostep.timesteps.histogram import BELOW_ONE
 
 @dataclass(frozen=True, slots=True)
 class PathTimes:
-    """Where on the path to train, and how much each sample counts."""
+    """Drawn times of a path, with their weights."""
 
     t: Tensor  # (B,) in [0, 1): 0 is noise, 1 is data
     weight: Tensor  # (B,) factor for the per-sample loss
@@ -33,10 +33,14 @@ class PathTimes:
 
 
 class PathSampler(nn.Module):
-    """A sampler that draws and is shown losses in the time of a path, which runs from noise to data.
+    """A sampler in the time of a path, which runs from noise to data.
 
-    path: a ProbPath of flow_matching with a scheduler, or a ConditionalFlowMatcher of torchcfm; which way its time runs
-        is read from it. A Module, whose `to` and `state_dict` are the sampler's.
+    This is a Module, and `to` and `state_dict` are the sampler's.
+
+    Args:
+        sampler: The sampler that draws.
+        path: A ProbPath of flow_matching with a scheduler, or a ConditionalFlowMatcher of torchcfm. The direction of
+            its time is read from it.
     """
 
     def __init__(self, sampler: TimestepSampler, path: Any) -> None:
@@ -63,22 +67,22 @@ class PathSampler(nn.Module):
     def observe(
         self, x_1: Tensor, drawn: PathTimes, losses: Tensor, loss_at: LossAt | None = None
     ) -> AbstractContextManager[None]:
-        """Wrap the optimizer's step, as a sampler's `observe`; `loss_at(rows, t)` is called with the path's time."""
+        """Wrap the optimizer's step. `loss_at(rows, t)` is called with the path's time."""
         at = loss_at and (lambda rows, t: loss_at(rows, to_path_time(t)))
         return self.sampler.observe(x_1, drawn.drawn, losses.detach(), at)
 
     def show(self, x_1: Tensor, drawn: PathTimes, losses: Tensor) -> None:
-        """Show a micro-batch of the step to come, each but the last, which `observe` shows."""
+        """Show a micro-batch of the next step: each but the last, which `observe` shows."""
         self.sampler.show(x_1, drawn.drawn, losses.detach())
 
 
 def to_path_time(t: Tensor) -> Tensor:
-    """Return 1 - t, below 1 as `torch.rand` is: paths may divide by what vanishes at 1."""
+    """Return 1 - t, always below 1, since paths may divide by something that vanishes at 1."""
     return (1 - t).clamp(max=BELOW_ONE)
 
 
 def path_process(path: Any) -> ReadProcess:
-    """Return the process of a path between Gaussian noise and data: for weightings, and samplers that take a process.
+    """Return the process of a path between Gaussian noise and data, for weightings and samplers that take one.
 
     `path_process(path).prediction` is the velocity that its networks predict, so that
     `ks.min_snr()(process.log_snr(t), process.prediction)` is the factor on their squared error.
@@ -121,7 +125,7 @@ def _matcher_data(path: Any) -> OfTime:
 
 
 def _matcher_noise(path: Any) -> OfTime:
-    """Return the root of the variances of the mean's share of x0, being noise, and of the noise on top."""
+    """Return the standard deviation of all noise: x0's share of the mean, and the noise that is added to it."""
 
     def sigma(t: Tensor) -> Tensor:
         share = path.compute_mu_t(torch.ones_like(t), torch.zeros_like(t), t)
@@ -132,7 +136,7 @@ def _matcher_noise(path: Any) -> OfTime:
 
 
 def _adds_noise(path: Any) -> bool:
-    """Return whether a matcher has noise on top of x0, which its velocity leaves out."""
+    """Return whether a matcher adds noise that its velocity leaves out."""
     middle = torch.tensor([0.5])
     has_x0 = bool(path.compute_mu_t(torch.ones(1), torch.zeros(1), middle) != 0)
     return has_x0 and bool(torch.as_tensor(path.compute_sigma_t(middle)) != 0)

@@ -20,7 +20,7 @@ WITHOUT_WEIGHTING = ("DenoiserWithVariance", "SimpleLossDenoiser")  # their loss
 
 
 class SampleDensity(DrawnLevels):
-    """Draws sigmas by a sampler, t being the share of k-diffusion's own draws that are smaller.
+    """Draws sigmas by a sampler. t is the share of k-diffusion's own draws that are smaller.
 
     `Uniform` draws as k-diffusion does; `RootLoss` keeps its objective.
     """
@@ -36,7 +36,7 @@ class SampleDensity(DrawnLevels):
 
     @property
     def process(self) -> ReadProcess:
-        """x0 + sigma noise, for samplers and weightings that want to know."""
+        """x0 + sigma noise, for samplers and weightings that take a process."""
         return ReadProcess(torch.ones_like, self.quantile, time=self.quantile)
 
     def __call__(
@@ -57,9 +57,9 @@ class SampleDensity(DrawnLevels):
         return losses * self.learn(losses, weighted=False)
 
     def weigh(self, denoiser: Any) -> None:
-        """Put the sampler's weights into `denoiser.weighting`, for loops whose losses cannot be touched.
+        """Put the sampler's weights into `denoiser.weighting`, for loops that compute their loss out of your reach.
 
-        Then `learn(losses, weighted=True)` shows them. Denoiser itself refuses a callable in its constructor.
+        Show the losses with `learn(losses, weighted=True)`. The constructor of Denoiser refuses a callable.
         """
         own: Callable[[Tensor], Tensor] | None = getattr(denoiser, "weighting", None)
         name = type(denoiser).__name__

@@ -31,10 +31,10 @@ Shown = tuple[Tensor, Timesteps, Tensor, LossAt | None]
 class TimestepSampling(Callback):
     """Draws timesteps in `training_step`, and lets the sampler learn around the optimizer's step.
 
-    For automatic optimization with one optimizer, as Lightning has it. With gradient accumulation the sampler learns
-    from the losses of all micro-batches of a step; one that asks for other losses measures the last. The sampler
-    follows the module to its device; it is not part of the module, or its policy's parameters would be trained and
-    reduced with the module's. From a step that raises it learns nothing.
+    It needs automatic optimization with one optimizer. With gradient accumulation the sampler learns from the losses of
+    all micro-batches of a step. A sampler that asks for other losses measures the last one. The sampler moves to the
+    module's device but is not part of the module: its policy's parameters would be trained and reduced with it. It
+    learns nothing from a step that raises.
     """
 
     def __init__(self, sampler: TimestepSampler) -> None:
@@ -53,9 +53,9 @@ class TimestepSampling(Callback):
         return self.sampler.sample(x0)
 
     def loss(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Tensor:
-        """Return the weighted mean of the losses (B,), to be returned, and keep them for the step that follows.
+        """Return the weighted mean of the losses (B,), for `training_step` to return, and keep them for the next step.
 
-        `loss_at(rows, t)` is needed by samplers that `uses_loss_at`; it is called with the trainer's precision.
+        Samplers with `uses_loss_at` need `loss_at(rows, t)`. It is called with the trainer's precision.
         """
         if self._trainer is None or not self._trainer.training:
             raise RuntimeError(
@@ -77,7 +77,7 @@ class TimestepSampling(Callback):
     # What the trainer calls
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Move the sampler to the module's device, and refuse what cannot be observed."""
+        """Move the sampler to the module's device, and raise if its steps cannot be observed."""
         if not pl_module.automatic_optimization:
             raise ValueError(
                 "TimestepSampling needs automatic optimization, got a module that steps by itself: there write "
@@ -89,11 +89,11 @@ class TimestepSampling(Callback):
     def on_before_zero_grad(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Forget the batches whose gradients go."""
+        """Forget the batches whose gradients are cleared."""
         self._seen = []
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the batch whose gradient came; refuse one at drawn times whose losses the sampler did not see."""
+        """Keep the batch of this gradient. Raise if times were drawn and their losses were not shown."""
         if self._drawn:
             raise RuntimeError(
                 "a sampler that draws must see the losses, but training_step did not show them: "
@@ -106,7 +106,7 @@ class TimestepSampling(Callback):
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Begin to observe: the gradient is there, the weights are still the old ones."""
+        """Begin to observe: the gradient is ready, the weights are unchanged."""
         if self._observation is not None:
             raise RuntimeError(
                 f"an optimizer must run its closure once per step, {type(optimizer).__name__} did again, and draws and "
@@ -122,7 +122,7 @@ class TimestepSampling(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """End the observation, if this batch ended with a step; before checkpoints, which come after all callbacks."""
+        """End the observation if this batch ended with a step. Checkpoints come after all callbacks."""
         observation, self._observation = self._observation, None
         if observation is not None:
             observation.__exit__(None, None, None)
@@ -134,7 +134,7 @@ class TimestepSampling(Callback):
             observation.__exit__(type(exception), exception, exception.__traceback__)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Let go of the trainer."""
+        """Forget the trainer."""
         self._trainer, self._latest, self._seen = None, None, []
 
     def state_dict(self) -> dict[str, Any]:
@@ -142,17 +142,17 @@ class TimestepSampling(Callback):
         return {"name": name_of(self.sampler), "sampler": self.sampler.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the sampler's state."""
+        """Load the sampler's state."""
         load_state(self.sampler, state_dict, "the checkpoint")
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Say so where the checkpoint is from a run without this callback: Lightning does not."""
+        """Warn if the checkpoint is from a run without this callback: Lightning does not."""
         if self.state_key not in checkpoint.get("callbacks", {}) and trainer.is_global_zero:
             log.warning(f"the checkpoint holds no timestep sampler: {name_of(self.sampler)} starts afresh")
 
 
 def _in_precision_of(trainer: Trainer, loss_at: LossAt) -> LossAt:
-    """Return `loss_at` as Lightning runs a training step, under autocast where its precision is mixed."""
+    """Return `loss_at` with Lightning's precision: under autocast if it is mixed."""
 
     def precise(rows: Tensor, t: Tensor) -> Tensor:
         with trainer.precision_plugin.forward_context():

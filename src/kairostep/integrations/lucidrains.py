@@ -33,8 +33,8 @@ class SampledDiffusion:
     """Puts a sampler into a GaussianDiffusion (1D, continuous time), by hooks on the module and on the optimizer.
 
     In train mode, a call without `times` draws them, weights each sample's loss, and shows the losses to the sampler
-    around the optimizer's next step. In eval mode, without gradients, and with `times` given, all is as it was. The
-    losses shown have the library's `loss_weight` in them; a `RootLoss` that was made without one is given it.
+    around the optimizer's next step. In eval mode, without gradients, or with `times` given, nothing changes. The
+    losses include the library's `loss_weight`; a `RootLoss` without a loss weight gets it.
 
     Make it after the Trainer, whose EMA would copy it too. Save `sampler.state_dict()` beside the Trainer's milestones.
     """
@@ -59,7 +59,7 @@ class SampledDiffusion:
         ]
 
     def remove(self) -> None:
-        """Leave the diffusion and the optimizer as they were."""
+        """Restore the diffusion and the optimizer."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -81,7 +81,7 @@ class SampledDiffusion:
         return (images, *others), {**rest, "times": times, "loss_reduction": "none"}
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], losses: Tensor) -> Tensor | None:
-        """Weigh the losses (B,), show them, and reduce them as the caller asked."""
+        """Weight the losses (B,), show them, and reduce them as the caller asked."""
         if self._asked is None:
             return None
         (drawn, reduction, given, rest), self._asked = self._asked, None
@@ -108,7 +108,7 @@ class SampledDiffusion:
 
 
 def times_of(diffusion: Any, t: Tensor) -> Tensor:
-    """Return the `times` that its forward pass takes: steps, or in continuous time t itself."""
+    """Return the `times` that its forward pass takes: steps, or t itself in continuous time."""
     return t if is_continuous(diffusion) else bin_index(t, diffusion.num_timesteps)
 
 
@@ -154,7 +154,7 @@ def prediction_of(diffusion: Any) -> Prediction:
 
 
 def objective_of(diffusion: Any) -> Objective:
-    """Return its loss, Min-SNR and all, as an Objective: `.weight`, `.x0_weight` and `.reweighting` for samplers."""
+    """Return its loss, with Min-SNR, as an Objective: samplers take its `.weight`, `.x0_weight` or `.reweighting`."""
     process, prediction = process_of(diffusion), prediction_of(diffusion)
     if not isinstance(process, DiscreteProcess):
         weighting = min_snr(diffusion.min_snr_gamma) if has_min_snr(diffusion) else constant()
@@ -188,7 +188,7 @@ class WeightOfSteps:
 
 
 def loss_weight_of(diffusion: Any) -> OfTime | None:
-    """Return what the library multiplies the squared error by as a function of t; None if nothing, or if it is unknown.
+    """Return the library's factor on the squared error as a function of t, or None if it is 1 or unknown.
 
     That is SNR for pred_x0, SNR / (1 + SNR) for pred_v, 1 for pred_noise, less where Min-SNR clips.
     """
@@ -201,12 +201,12 @@ def loss_weight_of(diffusion: Any) -> OfTime | None:
 
 
 def _adds_errors(diffusion: Any) -> bool:
-    """Return whether its loss is more than one squared error; it leaves `loss_weight` out then."""
+    """Return whether its loss is more than one squared error, in which case it leaves out `loss_weight`."""
     return getattr(diffusion, "vb_loss_weight", None) is not None or hasattr(diffusion, "pred_noise_loss_weight")
 
 
 def has_min_snr(diffusion: Any) -> bool:
-    """Return whether the library's weight has Min-SNR in it: less where SNR is high than what is predicted asks for."""
+    """Return whether the library's weight includes Min-SNR: at high SNR it is less than the prediction's own factor."""
     if is_continuous(diffusion):
         return bool(getattr(diffusion, "min_snr_loss_weight", False))
     alpha_bar = DiscreteProcess.from_betas(diffusion.betas).alphas_cumprod

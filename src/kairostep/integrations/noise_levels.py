@@ -1,8 +1,8 @@
 """Noise levels and processes as other libraries have them, read as functions of t.
 
-A trainer that draws its noise level from a distribution of its own, as EDM does from a log-normal, is read by the
-quantiles of that distribution: t is the share of its draws that are less noisy. `Uniform` then draws as the trainer
-does, and an unbiased sampler, such as `RootLoss`, keeps the trainer's objective.
+A trainer may draw noise levels from a distribution of its own, as EDM does from a log-normal. Then t is the share of
+its draws that are less noisy. So `Uniform` draws as the trainer does, and an unbiased sampler such as `RootLoss` keeps
+the trainer's objective.
 """
 
 from collections.abc import Callable
@@ -25,9 +25,10 @@ NUM_BISECTIONS = 50
 
 
 class ReadProcess(Process):
-    """A process given by the factors of data and noise as functions of t, and by what its networks are told.
+    """A process given by functions of t: the factors of data and noise, and the time that networks get.
 
-    is_flow: its networks predict the velocity of alpha(t) x0 + sigma(t) noise, as `prediction` says.
+    Args:
+        is_flow: The network predicts the velocity of alpha(t) x0 + sigma(t) noise, as `prediction` says.
     """
 
     def __init__(self, alpha: OfTime, sigma: OfTime, time: OfTime, *, is_flow: bool = False) -> None:
@@ -41,7 +42,7 @@ class ReadProcess(Process):
 
     @property
     def prediction(self) -> "PathVelocity":
-        """What a flow network predicts: how x moves toward the data, the other way than t."""
+        """What a flow network predicts: the velocity toward the data, opposite to t."""
         if not self._is_flow:
             raise ValueError(
                 "what is predicted must be known, but this process is no flow, or has noise on top that its velocity "
@@ -82,10 +83,10 @@ class ReadProcess(Process):
 
 
 class FlowSteps(Process):
-    """The straight path in the steps of a flow scheduler: step i has noise `sigmas[i]`, the network is told `times[i]`.
+    """The straight path in the steps of a flow scheduler: step i has noise `sigmas[i]` and network time `times[i]`.
 
-    Both (T,) rise, whereas diffusers' tables fall. The draws go by steps, so a scheduler's shift is part of the
-    process: uniform draws give each step its turn, which is what diffusers' scripts do.
+    Both (T,) rise, whereas diffusers' tables fall. Draws are over steps, so a scheduler's shift is part of the process:
+    uniform draws take each step equally often, as diffusers' scripts do.
     """
 
     def __init__(self, sigmas: Tensor, times: Tensor) -> None:
@@ -166,12 +167,12 @@ def log_snr_of(alpha: Tensor, sigma: Tensor) -> Tensor:
 
 
 def level_at(quantile: OfTime, t: Tensor) -> Tensor:
-    """Return the level of each drawn t (N,), above 0 whatever t was rounded to, in the precision of the device."""
+    """Return the level of each drawn t (N,), always above 0, in the best precision of the device."""
     return quantile(precise(t).clamp(min=ABOVE_ZERO))
 
 
 def precise(value: Tensor) -> Tensor:
-    """Return the value in float64, which Apple's GPUs alone lack."""
+    """Return the value in float64, or float32 on Apple's GPUs, which lack it."""
     return value if value.device.type == "mps" else value.double()
 
 
@@ -200,9 +201,10 @@ class LogNormal:
 
 
 class DrawnLevels:
-    """Noise levels drawn by a sampler, for trainers that ask for levels first, for weights and losses later.
+    """Noise levels drawn by a sampler, for trainers that draw levels first and compute weights and losses later.
 
-    quantile: the level at each t, t being the share of the trainer's own draws that are less noisy.
+    Args:
+        quantile: The level at each t, where t is the share of the trainer's own draws that are less noisy.
     """
 
     def __init__(self, sampler: TimestepSampler, quantile: OfTime, where: str) -> None:
@@ -213,7 +215,7 @@ class DrawnLevels:
         self._levels = torch.empty(0)
 
     def draw(self, num: int, device: torch.device | str | None, dtype: torch.dtype | None) -> Tensor:
-        """Return one level for each of `num` rows, (num,); the sampler follows to the device that is asked for."""
+        """Return one level for each of `num` rows, (num,), and move the sampler to that device."""
         rows = torch.empty(num, 0, device=device)
         follow(self.sampler, rows.device)
         self._drawn = self.sampler.sample(rows)
@@ -221,7 +223,7 @@ class DrawnLevels:
         return self._levels
 
     def weight(self, levels: Tensor) -> Tensor:
-        """Return what the sampler weighs each of these levels (N,): 1 for any that the last draw did not give."""
+        """Return the sampler's weight of each of these levels (N,): 1 for a level that was not drawn last."""
         if self._drawn is None:
             return torch.ones_like(levels)
         drawn, order = self._levels.to(levels).sort()
@@ -249,12 +251,12 @@ class DrawnLevels:
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what a sampler learned."""
+        """Load what a sampler learned."""
         self.sampler.load_state_dict(state)
 
 
 def follow(sampler: TimestepSampler, device: torch.device) -> None:
-    """Move the sampler to the device of the batch, should it be elsewhere."""
+    """Move the sampler to the device of the batch."""
     at = next((tensor.device for tensor in sampler.buffers()), device)
     if at != device:
         sampler.to(device)

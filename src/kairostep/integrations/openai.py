@@ -4,7 +4,7 @@
     schedule_sampler = create_named_schedule_sampler("root_loss", diffusion, base=LossAwareSampler)
     TrainLoop(..., schedule_sampler=schedule_sampler)
 
-Their loops show losses only to what is an instance of their own LossAwareSampler; `base` makes it one.
+Their loops show losses only to instances of their own LossAwareSampler. `base` makes it one.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,13 @@ if TYPE_CHECKING:
 
 
 class ScheduleSampler:
-    """`sample(batch_size, device)` gives (steps 0..T-1, weights); `update_with_local_losses(steps, losses)` teaches.
+    """A schedule sampler in the style of OpenAI's code.
 
-    diffusion: has `num_timesteps` and `betas`, step 0 being the least noisy.
+    `sample(batch_size, device)` returns (steps in 0..T-1, weights), and `update_with_local_losses(steps, losses)`
+    teaches the sampler.
+
+    Args:
+        diffusion: Has `num_timesteps` and `betas`. Step 0 is the least noisy.
     """
 
     def __init__(self, sampler: TimestepSampler, diffusion: Any) -> None:
@@ -46,7 +50,7 @@ class ScheduleSampler:
         return self.sampler.density(self.num_steps).cpu().numpy()
 
     def sample(self, batch_size: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
-        """Return one step (B,) int64 and one weight (B,) per row; the sampler follows to the device."""
+        """Return one step (B,) int64 and one weight (B,) per row, and move the sampler to the device."""
         rows = torch.empty(batch_size, 0, device=device)
         follow(self.sampler, rows.device)
         drawn = self.sampler.sample(rows)
@@ -55,8 +59,8 @@ class ScheduleSampler:
     def update_with_local_losses(self, local_ts: Tensor, local_losses: Tensor) -> None:
         """Show this rank's losses (B,) at its steps (B,), before weights; all ranks learn the same.
 
-        A loss at step i counts for all of [i/T, (i+1)/T): where the sampler's bins are finer than steps, in each of the
-        bins in there. Each call counts as a step of the sampler, so with micro-batches there are several per update.
+        A loss at step i counts for all of [i/T, (i+1)/T): if the sampler's bins are finer than steps, for each bin in
+        that range. Each call counts as a step of the sampler, so micro-batches make several per update.
         """
         if local_ts.is_floating_point():
             raise ValueError(f"local_ts must be steps 0..T-1, whole numbers, got {local_ts.dtype}: pass what was drawn")
@@ -74,16 +78,16 @@ class ScheduleSampler:
         self.update_with_local_losses(*parts)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the sampler learned, which their checkpoints leave out: save it beside them."""
+        """Return what the sampler learned. Their checkpoints leave it out, so save it beside them."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what a sampler learned."""
+        """Load what a sampler learned."""
         self.sampler.load_state_dict(state)
 
 
 def as_loss_aware(base: type) -> type[ScheduleSampler]:
-    """Return ScheduleSampler as a subclass of their LossAwareSampler, whose losses their loops show."""
+    """Return ScheduleSampler as a subclass of their LossAwareSampler, so that their loops show it losses."""
     if not (isinstance(base, type) and hasattr(base, "update_with_local_losses")):
         raise ValueError(
             f"base must be the LossAwareSampler class of the code that trains, got {base!r}: "
@@ -97,8 +101,8 @@ def create_named_schedule_sampler(
 ) -> ScheduleSampler:
     """Return the schedule sampler of this name, or of this sampler, in place of theirs.
 
-    Names are theirs ("uniform", "loss-second-moment") and those of `ks.from_name`, "-" and "_" alike; samplers that
-    take the process are given the one of `diffusion`. One that learns needs `base`, their LossAwareSampler.
+    Names are theirs ("uniform", "loss-second-moment") and those of `ks.from_name`, with "-" or "_". A sampler that
+    takes a process gets the one of `diffusion`. A sampler that learns needs `base`, their LossAwareSampler.
     """
     if isinstance(name, str):
         name = name.replace("-", "_")

@@ -1,4 +1,4 @@
-"""Observing steps that somebody else's code takes: a sampler on the hooks of `torch.optim.Optimizer`."""
+"""Observes optimizer steps that somebody else's code takes, by the hooks of `torch.optim.Optimizer`."""
 
 import warnings
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class FollowedZeroGrad:
         self.zero_grad(*args, **kwargs)
 
     def remove(self) -> None:
-        """Leave the optimizer as it was; if somebody else wrapped this since, follow no more."""
+        """Restore the optimizer. If somebody else wrapped it since, only stop calling `follow`."""
         self.follow = _ignore
         if self.optimizer.__dict__.get("zero_grad") is self:
             self.optimizer.zero_grad = self.zero_grad
@@ -41,7 +41,7 @@ def _ignore() -> None:
 
 
 class StepObserver:
-    """Shows a sampler each step of an optimizer, whoever calls `optimizer.step()`; the loop says what the step is on.
+    """Lets a sampler observe each step of an optimizer, whoever calls `optimizer.step()`. The loop shows the batch.
 
         observer = StepObserver(sampler, optimizer)
         ...
@@ -49,11 +49,11 @@ class StepObserver:
         losses = ...  # of each row at drawn.t, (B,)
         observer.show(x, drawn, losses)  # and the framework steps
 
-    The sampler learns from all batches shown for a step, so with gradient accumulation from every micro-batch; one that
-    asks for other losses measures the last. A batch whose gradient `optimizer.zero_grad()` drops belongs to no step.
-    A step without a batch is not observed, and the first such step warns. A step that a GradScaler skips, or that
-    raises, is none: nothing is learned from it. In `step(closure)` the closure shows the batch, and what its first call
-    shows is observed. What a sampler learned is in `sampler.state_dict()`: save it between steps.
+    The sampler learns from all batches shown for a step, so show every micro-batch. A sampler that asks for other
+    losses measures the last one. If `optimizer.zero_grad()` drops a gradient, its batch belongs to no step. A step
+    without a batch is not observed, and the first one warns. Nothing is learned from a step that a GradScaler skips or
+    that raises. With `step(closure)` the closure shows the batch, and its first call counts. Save
+    `sampler.state_dict()` between steps.
     """
 
     def __init__(self, sampler: TimestepSampler, optimizer: Optimizer) -> None:
@@ -78,7 +78,7 @@ class StepObserver:
         ]
 
     def show(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> None:
-        """Say what the next step is taken on: `losses` (B,) at `drawn.t`, before `drawn.weight`."""
+        """Show the batch of the next step: `losses` (B,) at `drawn.t`, before `drawn.weight`."""
         if not self._handles:
             raise RuntimeError("an observer must be on its optimizer, but remove() was called: make a new StepObserver")
         check_loss_at(self.sampler, loss_at)
@@ -103,7 +103,7 @@ class StepObserver:
         self.remove()
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Enter the observation, with a closure after its first call: it computes what is observed."""
+        """Begin to observe; with a closure, after its first call, which computes the losses."""
         self._depth += 1
         if self._depth > 1:
             return None
@@ -152,15 +152,15 @@ class StepObserver:
             entered.__exit__(None, None, None)
 
     def _drop(self) -> None:
-        """Take note that the gradients are gone of what was shown, unless it was shown ahead of its gradient.
+        """Record that the gradients of the shown batches are gone, unless a batch was shown before its backward pass.
 
-        Many loops compute the loss, then clear the gradients, then run backward. So the batches stay until the next is
-        shown: after a step that a GradScaler skipped, that one belongs to another step.
+        Many loops compute the loss, then clear the gradients, then run backward. So batches stay until the next one is
+        shown. After a step that a GradScaler skipped, that one belongs to another step.
         """
         self._num_dropped = len(self._shown)
 
     def _abandon(self) -> None:
-        """Leave an observation whose step raised, as if it raised now: nothing is learned."""
+        """End an observation whose step raised. Nothing is learned."""
         entered, self._entered, self._depth = self._entered, None, 0
         if entered is not None:
             error = RuntimeError("the observed step did not finish")

@@ -21,11 +21,12 @@ from kairostep.timesteps import TimestepSampler
 class SampledNoiseScheduler(DrawnLevels):
     """A noise scheduler whose times come from a sampler and whose loss weights carry the sampler's.
 
-    t is the share of the scheduler's own training times that are less noisy, so that `Uniform` draws as it does, and
-    `RootLoss` keeps its objective. Everything else, also what a protocol does not name, is the scheduler's. It has no
-    place inside a DomainParallelNoiseScheduler, which replaces times that were drawn and so loses their weights.
+    t is the share of the scheduler's own training times that are less noisy. So `Uniform` draws as the scheduler does,
+    and `RootLoss` keeps its objective. All other attributes are the scheduler's. Do not put it inside a
+    DomainParallelNoiseScheduler, which replaces the drawn times and so loses their weights.
 
-    quantile: the scheduler's time at each t; known for EDM, StudentTEDM, EDMLogUniform, VP and VE.
+    Args:
+        quantile: The scheduler's time at each t. Known for EDM, StudentTEDM, EDMLogUniform, VP and VE.
     """
 
     def __init__(self, sampler: TimestepSampler, scheduler: Any, quantile: OfTime | None = None) -> None:
@@ -40,7 +41,7 @@ class SampledNoiseScheduler(DrawnLevels):
 
     @property
     def process(self) -> ReadProcess:
-        """What the scheduler does to data, for samplers and weightings that want to know."""
+        """The scheduler's process, for samplers and weightings that take one."""
         scheduler, quantile = self.scheduler, self.quantile
         if not (callable(getattr(scheduler, "alpha", None)) and callable(getattr(scheduler, "sigma", None))):
             raise ValueError(
@@ -61,7 +62,7 @@ class SampledNoiseScheduler(DrawnLevels):
         return noisy
 
     def loss_weight(self, t: Tensor) -> Tensor:
-        """Return the scheduler's weight, (N,) or (N, C), times the sampler's; times not drawn last weigh as ever."""
+        """Return the scheduler's weight, (N,) or (N, C), times the sampler's: 1 for times that were not drawn last."""
         weight: Tensor = self.scheduler.loss_weight(t)
         return weight * self.weight(t).to(weight.dtype).view(-1, *[1] * (weight.ndim - 1))
 

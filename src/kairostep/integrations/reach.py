@@ -1,4 +1,4 @@
-"""What a sampler can have in somebody else's code: a step, the data, losses at other times; and what it cannot."""
+"""Checks that another library can supply what a sampler needs: the step, the data, losses at other times."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,19 +11,19 @@ from kairostep.timesteps import RootLoss, Timesteps, TimestepSampler
 
 @torch.no_grad()
 def learn_without_step(sampler: TimestepSampler, drawn: Timesteps, losses: Tensor) -> None:
-    """Show losses (B,) to a sampler where the step is out of reach: the same, for all that ask for no other loss."""
+    """Show losses (B,) to a sampler without wrapping the step: enough for all that ask for no other losses."""
     with sampler.observe(drawn.t.new_empty(len(drawn.t), 0), drawn, losses.detach()):
         pass
 
 
 def name_of(sampler: TimestepSampler) -> str:
-    """Return its class with those of the samplers that it draws by: `Scheduled(RootLoss)`."""
+    """Return the name of its class and of the samplers inside: `Scheduled(RootLoss)`."""
     within = ", ".join(map(name_of, sampler.inner))
     return f"{type(sampler).__name__}({within})" if within else type(sampler).__name__
 
 
 def give_loss_weight(sampler: TimestepSampler, loss_weight: Callable[[Tensor], Tensor]) -> None:
-    """Tell each `RootLoss` that was not told what the losses it is shown were multiplied by, as a function of t."""
+    """Give each `RootLoss` without a loss weight this one, a function of t."""
     for own in sampler.inner:
         give_loss_weight(own, loss_weight)
     if isinstance(sampler, RootLoss) and sampler.loss_weight is None:
@@ -31,7 +31,7 @@ def give_loss_weight(sampler: TimestepSampler, loss_weight: Callable[[Tensor], T
 
 
 def load_state(sampler: TimestepSampler, saved: dict[str, Any], where: str) -> None:
-    """Take up the state in `saved["sampler"]`, if it is that of such a sampler: `saved["name"]`."""
+    """Load the state in `saved["sampler"]` if `saved["name"]` is the name of this sampler."""
     name = name_of(sampler)
     try:
         if saved.get("name", name) != name:  # fixed densities have the same keys, whichever they are
@@ -58,7 +58,7 @@ def checked_sampler(sampler: TimestepSampler) -> TimestepSampler:
 
 
 def check_reach(sampler: TimestepSampler, where: str, *, x0: bool, loss_at: bool) -> None:
-    """Raise unless the sampler does with what can be had in this place."""
+    """Raise if the sampler needs something that this library cannot supply."""
     checked_sampler(sampler)
     name = type(sampler).__name__
     if sampler.uses_x0 and not x0:

@@ -26,12 +26,12 @@ NEEDED = ("sample", "training_losses", "check_interval", "path_sampler", "train_
 
 
 class SampledTransport:
-    """Puts a sampler into a Transport of SiT: its times, and the weights of its losses, come from the sampler.
+    """Puts a sampler into a Transport of SiT: times and loss weights come from the sampler.
 
-    SiT's time runs from noise at 0 to data at 1, and training keeps off the ends by `train_eps` where its loss would
-    be infinite there. Both stay: t = 0, clean data here, is the last time that SiT itself would draw, t = 1 the first.
-    `training_losses` returns losses times the sampler's weights, and shows them, without these, to the sampler around
-    the optimizer's next step. Without gradients all is as it was, and images are made as ever.
+    SiT's time runs from noise at 0 to data at 1, and training keeps `train_eps` away from ends at which the loss would
+    be infinite. Both stay: our t = 0 is the last time that SiT itself would draw, t = 1 the first. `training_losses`
+    returns losses times the sampler's weights, and shows the unweighted ones to the sampler around the optimizer's next
+    step. Without gradients, and in generation, nothing changes.
 
     Save `sampler.state_dict()` with the checkpoint, and load it on every rank.
     """
@@ -53,12 +53,12 @@ class SampledTransport:
         transport.sample, transport.training_losses = self._sample_at, self._sampled_losses
 
     def remove(self) -> None:
-        """Leave the transport and the optimizer as they were."""
+        """Restore the transport and the optimizer."""
         self.transport.sample, self.transport.training_losses = self._sample, self._training_losses
         self.observer.remove()
 
     def _sample_at(self, x1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return times, noise and data as SiT does, the times being ours while a loss is computed."""
+        """Return times, noise and data as SiT does, with our times while a loss is computed."""
         t, x0, x1 = self._sample(x1)
         return (t if self._t is None else time_of(self.transport, self._t).to(t)), x0, x1
 
@@ -92,7 +92,7 @@ class SampledTransport:
 
     @contextmanager
     def _at(self, t: Tensor) -> Iterator[None]:
-        """Let the transport's next draw be these times."""
+        """Make the transport draw these times next."""
         self._t = t
         try:
             yield
@@ -101,14 +101,14 @@ class SampledTransport:
 
 
 def time_of(transport: Any, t: Tensor) -> Tensor:
-    """Return SiT's time, from the data's end of what it trains on at t = 0 to the noise's end at t = 1."""
+    """Return SiT's time: at t = 0 the end of its training range near the data, at t = 1 the end near the noise."""
     first, last = transport.check_interval(transport.train_eps, transport.sample_eps)
     time: Tensor = last - t * (last - first)
     return time.clamp(max=BELOW_ONE)  # as torch.rand, by which SiT draws
 
 
 def process_of(transport: Any) -> ReadProcess:
-    """Return the process that a Transport trains on: for samplers that take one, and for weightings."""
+    """Return the process that a Transport trains on, for samplers and weightings that take one."""
     check_transport(transport)
     path = transport.path_sampler
     first, last = transport.check_interval(transport.train_eps, transport.sample_eps)
@@ -123,7 +123,7 @@ def process_of(transport: Any) -> ReadProcess:
 
 
 class LossWeight:
-    """What SiT multiplies the squared error of its network's output by, as a function of t.
+    """SiT's factor on the squared error of the network's output, as a function of t.
 
     It is 1 for a velocity. For the noise it is what `--loss-weight` names, for the score sigma**2 times that.
     """

@@ -1,4 +1,4 @@
-"""Samplers for torchcfm, whose matchers run from noise at 0 to data at 1 as flow_matching's paths do: its tools."""
+"""Samplers for torchcfm. Its matchers run from noise at 0 to data at 1, so flow_matching's tools fit."""
 
 from kairostep.integrations.flow_matching import PathSampler as PathSampler
 from kairostep.integrations.flow_matching import PathTimes as PathTimes

@@ -41,11 +41,11 @@ DEFAULT_PROBING = Probing()
 
 
 class Adaptive(TimestepSampler):
-    """Learns where a training step lowers the objective most, by REINFORCE on Beta(a, b) = policy(x0).
+    """Learns where a training step lowers the objective most (Kim et al. 2025).
 
-    Every 40 steps it measures, before and after the optimizer's step and with the same noise, the loss of rows of the
-    batch at three timesteps, and a sweep over timesteps that decides which ones those are. With the defaults that
-    costs 5 forward passes of a batch of 128; `Probing` has the options.
+    A policy maps x0 to Beta(a, b), and REINFORCE trains it. Every 40 steps it measures, before and after the step and
+    with the same noise, the loss of rows of the batch at three timesteps. A sweep over timesteps decides which three.
+    With the defaults that costs 5 forward passes of a batch of 128; `Probing` has the options.
 
     Keep autocast inside `loss_at`, so that probes run as training does, and draw its noise from torch's global
     generators, which probes fix and put back. With gradient accumulation, observe the last micro-batch.

@@ -13,12 +13,19 @@ from kairostep.timesteps.sampler import LossAt, Timesteps, TimestepSampler, lear
 
 
 class Curriculum(TimestepSampler):
-    """Draws by `first` until draw `start`, by `then` from draw `end` on, by a growing share of `then` in between.
+    """Draws by one sampler first and by another later.
 
-    A draw is a call of `sample`: one per batch, so that a step that accumulates batches makes several.
+    arXiv 2603.12517 reports that a density which favours some times wins early and loses late, and goes from
+    logit-normal to uniform. Each row has the time and the weight of one of the two samplers. Both see all losses.
 
-    A density that favours some times wins early and loses late: logit-normal, then uniform, is the schedule of
-    2603.12517. Each row has the time and the weight of one of the two; both are shown all losses.
+    `start` and `end` count calls of `sample`: a step that accumulates several batches makes several.
+
+    Args:
+        first: Draws alone until `start`.
+        then: Draws a growing share from `start` on, and alone from `end` on.
+        start: Calls of `sample` with `first` alone.
+        end: Calls of `sample` after which `then` draws alone.
+        seed: Of the choice between the two.
     """
 
     num_drawn: Tensor  # () batches

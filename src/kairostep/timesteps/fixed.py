@@ -16,7 +16,7 @@ UNBIASED_FLOOR = 0.1  # share of uniform draws under `unbiased`: without it, wei
 
 
 class LogSNR(Protocol):
-    """A diffusion process, as far as a sampler cares: log-SNR falls as t goes from 0 to 1."""
+    """The part of a diffusion process that a sampler needs: log-SNR, which falls as t goes from 0 to 1."""
 
     def log_snr(self, t: Tensor) -> Tensor:
         """Return log(alpha**2 / sigma**2) at t (N,)."""
@@ -24,12 +24,13 @@ class LogSNR(Protocol):
 
 
 class DrawOptions(TypedDict, total=False):
-    """What every density sampler takes.
+    """The options of every density sampler.
 
-    unbiased: weight by 1/density, which keeps the objective; one draw in ten is then uniform, so that no weight
-        exceeds 10.
-    stratified: spread each batch, over all ranks, evenly over the density.
-    seed: the draws are a function of (seed, step, rank, row).
+    Attributes:
+        unbiased: Weight by 1/density, which keeps the objective. One draw in ten is then uniform, so that no weight
+            exceeds 10.
+        stratified: Spread each batch, over all ranks, evenly over the density.
+        seed: Draws are a function of (seed, step, rank, row).
     """
 
     unbiased: bool
@@ -38,7 +39,14 @@ class DrawOptions(TypedDict, total=False):
 
 
 class Tabulated(TimestepSampler):
-    """Draws from any density given as the mass of equal bins of [0, 1]."""
+    """Draws from any histogram over [0, 1].
+
+    Args:
+        mass: The mass of equal bins of [0, 1], (K,). It need not sum to 1.
+        unbiased: As in `DrawOptions`, like the two below.
+        stratified: Spread each batch evenly over the density.
+        seed: Of the draws.
+    """
 
     mass: Tensor
 
@@ -67,7 +75,7 @@ class Tabulated(TimestepSampler):
 
 
 class Uniform(Tabulated):
-    """Every time alike: the baseline."""
+    """Draws every time alike: the baseline."""
 
     def __init__(self, **options: Unpack[DrawOptions]) -> None:
         super().__init__(torch.ones(1), **options)
@@ -79,7 +87,10 @@ class Uniform(Tabulated):
 
 
 class LogitNormal(Tabulated):
-    """t = sigmoid(z), z ~ N(mean, std**2): Stable Diffusion 3 (Esser et al. 2024); the "log-normal" of Kim et al."""
+    """Draws the sigmoid of a normal, as Stable Diffusion 3 does.
+
+    t = sigmoid(z) with z ~ N(mean, std**2) (Esser et al. 2024). Kim et al. call it "log-normal".
+    """
 
     def __init__(self, mean: float = 0.0, std: float = 1.0, **options: Unpack[DrawOptions]) -> None:
         finite("mean", mean)
@@ -90,9 +101,10 @@ class LogitNormal(Tabulated):
 
 
 class Mode(Tabulated):
-    """t = 1 - u - scale (cos(pi u / 2)**2 - 1 + u), u uniform (Esser et al. 2024).
+    """Draws more or less often in the middle of [0, 1].
 
-    A positive scale favours the middle, a negative one both ends.
+    t = 1 - u - scale (cos(pi u / 2)**2 - 1 + u) with u uniform (Esser et al. 2024). A positive scale favours the
+    middle, a negative one both ends.
     """
 
     def __init__(self, scale: float = 1.29, **options: Unpack[DrawOptions]) -> None:
@@ -111,7 +123,7 @@ class Mode(Tabulated):
 
 
 class FixedBeta(Tabulated):
-    """t ~ Beta(a, b)."""
+    """Draws from Beta(a, b)."""
 
     def __init__(self, a: float, b: float, **options: Unpack[DrawOptions]) -> None:
         edges = torch.linspace(0, 1, NUM_BINS + 1, dtype=torch.float64)
@@ -120,9 +132,10 @@ class FixedBeta(Tabulated):
 
 
 class LogNormalSigma(Tabulated):
-    """log(sigma / alpha) ~ N(mean, std**2): EDM (Karras et al. 2022), on any process.
+    """Draws log sigma from a normal, as EDM does, on any process.
 
-    What lies outside the range of the process goes to its nearest end.
+    log(sigma / alpha) ~ N(mean, std**2) (Karras et al. 2022). Mass outside the range of the process goes to its
+    nearest end.
     """
 
     def __init__(self, process: LogSNR, mean: float = -1.2, std: float = 1.2, **options: Unpack[DrawOptions]) -> None:
@@ -134,9 +147,10 @@ class LogNormalSigma(Tabulated):
 
 
 class Laplace(Tabulated):
-    """log-SNR ~ Laplace(mean, scale): Hang et al. 2024 (2407.03297), on any process.
+    """Draws log-SNR from a Laplace density, on any process.
 
-    What lies outside the range of the process goes to its nearest end.
+    log-SNR ~ Laplace(mean, scale) (Hang et al. 2024, arXiv 2407.03297). Mass outside the range of the process goes to
+    its nearest end.
     """
 
     def __init__(self, process: LogSNR, mean: float = 0.0, scale: float = 0.5, **options: Unpack[DrawOptions]) -> None:

@@ -16,16 +16,25 @@ from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, learns_from_
 
 
 class GradientVariance(TableSampler):
-    """Draws in proportion to the variance of the stochastic gradient, which Kim et al. show to fail (their Table 4).
+    """Draws by the variance of the gradient (Kim et al. 2025, Table 4).
 
-    The paper names p_t ~ Var[grad L_t] over x0 and noise, and no estimator. The reading taken here: the trace of the
-    covariance of a single row's gradient, E|g|^2 - |E g|^2, at the centre of each of `num_bins` bins, from gradients of
-    `rows_per_gradient` rows of the current batch; one bin every `every` steps in turn, averaged over time by `decay`;
-    the loss as it is trained (no extra c_t), not divided by the density unless `unbiased`. Uniform until each bin has
-    been measured once; from then on the density stays within `floor` and (1 - floor) num_bins + floor times uniform.
-    Costs one forward and backward of the batch every `every` steps.
+    Kim et al. show that it fails. They name p_t ~ Var[grad L_t] over x0 and noise, and no estimator. This one is the
+    trace of the covariance of a single row's gradient, E|g|^2 - |E g|^2, at the centre of each bin, of the loss as it
+    is trained (no extra c_t). Draws are uniform until each bin has been measured once. From then on density / uniform
+    stays between `floor` and (1 - floor) num_bins + floor.
 
-    `loss_at` has to be differentiable; under DDP let it call the wrapped `model.module`.
+    `loss_at` must be differentiable. Under DDP let it call the wrapped `model.module`.
+
+    Args:
+        parameters: The parameters whose gradients are measured.
+        num_bins: Equal bins of [0, 1].
+        every: Steps between measurements. Each measures one bin, in turn, by one forward and backward of the batch.
+        rows_per_gradient: Rows of the current batch that one gradient is taken over.
+        decay: Of the running mean of a bin's variance, per measurement.
+        floor: Share of draws that stay uniform.
+        unbiased: Weight by 1/density.
+        stratified: Draw one time in each of N equal parts of the distribution, N being the batch over all ranks.
+        seed: Of the draws.
     """
 
     uses_loss_at = True

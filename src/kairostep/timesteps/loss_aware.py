@@ -21,18 +21,25 @@ MAX_LOG_SNR = 20.0  # of bins: beyond, a process is as good as at its end
 
 
 class RootLoss(TableSampler):
-    """Draws in proportion to the root of the loss, weighted by 1/density: the objective stays, its gradient calms down.
+    """Draws by the root of the loss: same objective, less gradient noise.
 
-    The noise of the gradient is least where draws follow the size of single gradients, which goes with the residual,
-    the root of the squared error. Costs no network evaluation. Uniform for `warmup` steps, and wherever the density
-    would be nearly so; density / uniform stays within `floor` and (1 - floor) num_bins + floor, weights within 1/floor.
+    The noise of the gradient is least if times are drawn in proportion to the size of a single sample's gradient. That
+    size follows the residual, which is the root of the squared error. Draws are weighted by 1/density, which keeps the
+    objective. There are no extra network evaluations. density / uniform stays between `floor` and
+    (1 - floor) num_bins + floor, so no weight exceeds 1/floor.
 
-    loss_weight: the function of t that the shown losses were multiplied by (`objective.weight`); None where they were
-        not. Draws then follow the weight times the root of the bare loss.
-    decay: of the running mean square of the losses, per loss in a bin. Beside it, losses of step j count (j / n)**3 as
-        much as those of step n: the large ones of the first steps fade soon at any batch size.
-    refresh: steps between changes of the density.
-    gate: uniform where the density's effective share of bins, 1 / (K sum q**2), is above it.
+    Args:
+        num_bins: Equal bins of [0, 1] in which losses are averaged.
+        decay: Of the running mean square of the losses, per loss in a bin. In addition, losses of step j count
+            (j / n)**3 as much as those of step n: the large losses of the first steps fade at any batch size.
+        floor: Share of draws that stay uniform.
+        loss_weight: The function of t that the losses were multiplied by (`objective.weight`). Draws then follow the
+            weight times the root of the bare loss. None if the losses are unweighted.
+        warmup: Steps with uniform draws at the start.
+        refresh: Steps between changes of the density.
+        gate: Draw uniformly while the density's effective share of bins, 1 / (K sum q**2), exceeds it.
+        stratified: Draw one time in each of N equal parts of the distribution, N being the batch over all ranks.
+        seed: Of the draws.
     """
 
     def __init__(
@@ -84,10 +91,17 @@ class RootLoss(TableSampler):
 
 
 class LossSecondMoment(TableSampler):
-    """Draws in proportion to the root mean square of each bin's last losses, weighted by 1/density.
+    """Draws by the root mean square of recent losses, weighted by 1/density.
 
-    Nichol & Dhariwal 2021, meant for the variational bound. Uniform until every bin has seen `history` losses. The
-    density stays within `floor` and (1 - floor) num_bins + floor times uniform.
+    Nichol & Dhariwal 2021 introduced it for the variational bound. Draws are uniform until every bin has seen `history`
+    losses. density / uniform stays between `floor` and (1 - floor) num_bins + floor.
+
+    Args:
+        num_bins: Equal bins of [0, 1].
+        history: Losses that each bin remembers.
+        floor: Share of draws that stay uniform.
+        stratified: Draw one time in each of N equal parts of the distribution, N being the batch over all ranks.
+        seed: Of the draws.
     """
 
     losses: Tensor  # (K, history), a ring per bin
@@ -161,16 +175,27 @@ class LossSecondMoment(TableSampler):
 
 
 class InfoNoise(TableSampler):
-    """Draws where noise hides most about the data: the entropy rate, read off the losses (Raya et al., 2602.18647).
+    """Draws where noise hides most about the data.
 
-    The rate per sigma is q = MMSE / sigma**3. It is gated by sigma**n / (sigma**n + c**n), c being the onset: the
-    largest sigma at which q still reaches `onset` times its peak. The density is gated rate / loss weight, so that
-    density times weight follows the gated rate. Uniform until every bin has seen `warmup` losses; `floor` is the share
-    of uniform draws from then on, so that density / uniform stays within floor and (1 - floor) K + floor. A process of
-    fewer steps than `num_bins` has one bin per step.
+    It estimates the entropy rate from the losses (Raya et al. 2026, arXiv 2602.18647). The rate per sigma is
+    q = MMSE / sigma**3. A gate sigma**n / (sigma**n + c**n) multiplies it, where the onset c is the largest sigma at
+    which q still reaches `onset` times its peak. The density is the gated rate over the loss weight, so that density
+    times weight follows the gated rate. density / uniform stays between `floor` and (1 - floor) num_bins + floor.
 
-    loss_weight: the function of t that the loss puts on the squared error of x0 (`objective.x0_weight`); None for an
-        unweighted epsilon loss.
+    Args:
+        process: The process that is trained.
+        loss_weight: The function of t that the loss puts on the squared error of x0 (`objective.x0_weight`). None for
+            an unweighted epsilon loss.
+        num_bins: Equal bins of [0, 1]. A process of fewer steps has one bin per step.
+        decay: Of the running mean error, per loss in a bin.
+        warmup: Losses that every bin must have seen before the density changes. Until then draws are uniform.
+        refresh: Steps between changes of the density.
+        onset: The share of the peak that defines c.
+        gate_power: The power n of the gate.
+        floor: Share of draws that stay uniform.
+        unbiased: Weight by 1/density.
+        stratified: Draw one time in each of N equal parts of the distribution, N being the batch over all ranks.
+        seed: Of the draws.
     """
 
     log_snr: Tensor  # (K,)

@@ -228,9 +228,10 @@ class BetaPolicy(nn.Module):
 
 
 class BetaPair(nn.Module):
-    """One Beta(a, b) whatever x0: two parameters, uniform at the start.
+    """One Beta(a, b) for every x0: two parameters, uniform at the start.
 
-    bounded: a and b within 1/50..50; False takes the released code's softplus, unbounded, 0.974 at the start.
+    Args:
+        bounded: Keep a and b within 1/50..50. False takes the released code's softplus: unbounded, 0.974 at the start.
     """
 
     def __init__(self, *, bounded: bool = True) -> None:

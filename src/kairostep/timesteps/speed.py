@@ -62,17 +62,23 @@ def is_before(tau: float, sigma: Tensor) -> Tensor:
 
 
 class Speed(TimestepSampler):
-    """Asymmetric draws in mirrored pairs, with SpeeD's own loss weight for an epsilon loss.
+    """Draws noisy times less often, with SpeeD's own loss weight.
 
-    version="paper" is the method of the paper, merged into its repository in October 2024; version="v1" the code that
-    was public before, which Kim et al. compare with. A pair is a step t of the asymmetric density and its mirror M - t
-    (t - M from M on); which of the two comes first is a coin toss, so that every row, and a batch of one, follows
-    `density()`. There is no `unbiased`: the weight is part of the method. Defaults are the published values.
+    Times come in pairs: a step t of the asymmetric density and its mirror M - t (t - M from M on). A coin decides which
+    of the two comes first, so that every row, and a batch of one, follows `density()`. The weight is meant for an
+    epsilon loss and part of the method, so there is no `unbiased`. Defaults are the published values (Wang et al. 2025,
+    arXiv 2405.17403).
 
-    k: how many times as often a step is drawn before the convergence area as in it.
-    tau: where the paper's convergence area starts, as a share of the steps; v1 finds it by the slope of sigma.
-    lam: lambda of the paper's weight, which goes from 1 - lam to lam; v1 has another weight.
-    mirrored: draw in pairs; False draws every row by the asymmetric density.
+    Args:
+        process: The process whose steps are drawn.
+        version: "paper" is the method of the paper, in its repository since October 2024. "v1" is the code that was
+            public before, which Kim et al. compare with.
+        k: How many times as often a step before the convergence area is drawn as one in it.
+        tau: Where the paper's convergence area starts, as a share of the steps. "v1" finds it by the slope of sigma.
+        lam: Lambda of the paper's weight, which goes from 1 - lam to lam. "v1" has another weight.
+        mirrored: Draw in pairs. False draws every row by the asymmetric density.
+        stratified: Draw one time in each of N equal parts of the distribution, N being the batch over all ranks.
+        seed: Of the draws.
     """
 
     mass: Tensor

@@ -23,8 +23,9 @@ class CheckpointError(ValueError):
 class Checkpoints:
     """The checkpoints of one run: the last `keep` of them and the best are kept.
 
-    directory: holds `step-00001000.safetensors` and so on.
-    keep: how many of the last ones stay.
+    Args:
+        directory: Holds `step-00001000.safetensors` and so on.
+        keep: How many of the last ones stay.
     """
 
     def __init__(self, directory: Path, keep: int) -> None:

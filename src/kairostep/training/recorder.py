@@ -25,8 +25,9 @@ NUM_BINS = 100  # of t, as in a sampler's density
 class Recorder:
     """Collects the losses of steps on the device and writes lines of metrics; only the first process writes.
 
-    directory: of the run.
-    track: also shows the numbers of a line to trackers, with its step.
+    Args:
+        directory: Of the run.
+        track: Called with the numbers of each line and its step, for trackers.
     """
 
     def __init__(self, directory: Path, track: Callable[[dict[str, float], int], None] | None = None) -> None:

@@ -10,7 +10,8 @@ import torch
 class Stopwatch:
     """Counts seconds while it runs; on a GPU, once its work is done.
 
-    seconds_before: what earlier parts of the same run took.
+    Args:
+        seconds_before: Seconds that earlier parts of the same run took.
     """
 
     def __init__(self, device: torch.device, seconds_before: float = 0.0) -> None:

@@ -1,0 +1,188 @@
+"""Writes the tables in README.md and docs/ that come from `results/` and from the samplers' classes.
+
+Run it without arguments: `python benchmarks/document_tables.py`. A test checks that documents and results agree.
+"""
+
+import inspect
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kairostep.names import SAMPLERS
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+STUDY = RESULTS / "study" / "linear-8000"
+BASE = ("uniform", 128)  # the sampler and the batch that other rows are compared with
+COSTS = {"CPU, ms": "cpu_2.log", "H200, ms": "h200.log"}  # column -> log of sampler_cost
+MEASURED = {  # page of a method -> arms of results/convergence
+    "root_loss": ("root_loss",),
+    "antithetic_pairs": ("root_loss", "root_loss-pairs"),
+    "stable_target": ("root_loss-pairs", "root_loss-pairs-stable_target"),
+    "adaptive": ("adaptive-loss", "adaptive-vlb"),
+    "infonoise": ("infonoise",),
+    "logit_normal": ("logit_normal",),
+    "speed": ("speed",),
+    "weightings": ("min_snr",),
+}
+T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571)  # 0.975, by degrees of freedom
+
+
+@dataclass(frozen=True)
+class Log:
+    """The log of one run: where it ran, its checkpoints, and what was measured at the end."""
+
+    where: dict[str, Any]
+    checkpoints: list[dict[str, Any]]
+    end: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> "Log":
+        """Read a log: one JSON object per line."""
+        where, *checkpoints, end = map(json.loads, path.read_text().splitlines())
+        return cls(where, checkpoints, end)
+
+    @property
+    def arm(self) -> tuple[str, int]:
+        """The sampler and the batch size."""
+        last = self.checkpoints[-1]
+        return self.where["arm"].split("-")[0], last["training_evaluations"] // last["step"]
+
+    @property
+    def error(self) -> float:
+        """Held-out squared error of the noise at the end of training."""
+        return float(self.checkpoints[-1]["epsilon_mse"])
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Seconds per step after the first checkpoint, which leaves out start-up."""
+        first, last = self.checkpoints[0], self.checkpoints[-1]
+        return float((last["seconds"] - first["seconds"]) / (last["step"] - first["step"]))
+
+    def seconds_to(self, target: float) -> float | None:
+        """Return the seconds until the held-out error is at the target, linear in log(error) between checkpoints."""
+        before: tuple[float, float] | None = None
+        for line in self.checkpoints:
+            seconds, error = line["step"] * self.seconds_per_step, float(line["epsilon_mse"])
+            if error <= target:
+                if before is None:
+                    return seconds
+                share = math.log(before[1] / target) / math.log(before[1] / error)
+                return before[0] + share * (seconds - before[0])
+            before = (seconds, error)
+        return None
+
+
+def results_table(folder: Path = STUDY) -> str:
+    """Return the table of a folder of logs: one row for each sampler and batch size."""
+    arms: dict[tuple[str, int], dict[int, Log]] = {}
+    for path in sorted(folder.rglob("seed-*.jsonl")):
+        log = Log.read(path)
+        arms.setdefault(log.arm, {})[log.where["seed"]] = log
+    header = ["draws", "batch", "held-out error", "FID, by seed", "time to the first row's error"]
+    order = sorted(arms, key=lambda arm: (arm != BASE, arm))
+    rows = [results_row(arm, arms[arm], arms[BASE]) for arm in order]
+    return as_markdown(header, rows)
+
+
+def results_row(arm: tuple[str, int], logs: dict[int, Log], base: dict[int, Log]) -> list[str]:
+    """Return one row of the table; times are ratios to the base arm with the same seed."""
+    sampler, batch = arm
+    times = [(logs[seed].seconds_to(base[seed].error), base[seed]) for seed in sorted(logs.keys() & base.keys())]
+    ratios = [seconds / other.seconds_to(other.error) for seconds, other in times if seconds is not None]
+    time = mean_and_interval(ratios) if len(ratios) == len(times) > 0 else "not reached by all"
+    error = statistics.fmean(log.error for log in logs.values())
+    fids = ", ".join(f"{logs[seed].end['fid'][0]:.1f}" for seed in sorted(logs))
+    return [f"`{SAMPLERS[sampler].__name__}`", str(batch), f"{error:.5f}", fids, "1" if arm == BASE else time]
+
+
+def mean_and_interval(ratios: Sequence[float]) -> str:
+    """Return the geometric mean and its 95 % interval by Student's t; of one seed there is no interval."""
+    logs = [math.log(ratio) for ratio in ratios]
+    mean = statistics.fmean(logs)
+    if len(logs) == 1:
+        return f"{math.exp(mean):.2f} (one seed)"
+    half = T_QUANTILES[len(logs) - 2] * statistics.stdev(logs) / math.sqrt(len(logs))
+    return f"{math.exp(mean):.2f} ({math.exp(mean - half):.2f} to {math.exp(mean + half):.2f})"
+
+
+def samplers_table() -> str:
+    """Return the table of samplers: a link to the page, and the first sentence of the class's docstring."""
+    rows = []
+    for name, sampler in SAMPLERS.items():  # the one place that lists samplers
+        summary = " ".join(inspect.getdoc(sampler).split("\n\n")[0].split())
+        rows.append([f"[`{sampler.__name__}`](docs/methods/{name}.md)", summary])
+    return as_markdown(["sampler", "draws"], rows)
+
+
+def costs_table() -> str:
+    """Return milliseconds per step and rows of the network beyond training, for each sampler that was measured."""
+    measured = {column: read_costs(RESULTS / "sampler_cost" / log) for column, log in COSTS.items()}
+    rows = []
+    for sampler in (sampler.__name__ for sampler in SAMPLERS.values()):
+        lines = [costs.get(sampler) for costs in measured.values()]
+        times = [f"{float(line[0]) / 1000:.2f}" if line else "-" for line in lines]
+        rows.append([f"`{sampler}`", *times, next(line for line in lines if line)[-1]])
+    return as_markdown(["sampler", *COSTS, "rows of the network per step beyond training"], rows)
+
+
+def read_costs(path: Path) -> dict[str, list[str]]:
+    """Return the columns of a log of sampler_cost, by sampler."""
+    lines = (line.split() for line in path.read_text().splitlines()[3:])
+    return {words[0]: words[1:] for words in lines if words and words[1] != "v1"}
+
+
+def measured_table(arms: Sequence[str]) -> str:
+    """Return the rows of these arms in the tables of results/convergence, beside uniform's FID of the same seeds."""
+    parts = (RESULTS / "README.md").read_text().split("<!-- tables")[1].split("**")[1:]
+    rows = []
+    for setting, table in zip(parts[::2], parts[1::2], strict=True):
+        cells = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
+        uniform = next(row for row in cells if row[0] == "uniform")
+        for arm, seeds, error, bound, fid, _, evaluations in (row for row in cells if row[0] in arms):
+            beside = ", ".join(uniform[4].split(", ")[: int(seeds)])
+            name, steps = setting.split(", ")
+            rows.append([f"`{name}`, {steps}", f"`{arm}`", seeds, error, bound, fid, beside, evaluations])
+    header = ["setting", "arm", "seeds", "error", "bound", "FID", "FID of uniform", "evaluations to uniform's error"]
+    return as_markdown(header, rows)
+
+
+def as_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
+
+
+def put_between(text: str, name: str, table: str) -> str:
+    """Replace what stands between the markers of this name."""
+    begin, end = f"<!-- {name}: written by benchmarks/document_tables.py -->", f"<!-- end of {name} -->"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"the document must have the lines {begin} and {end} once: put them where the table belongs")
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n\n{table}\n\n{end}{rest.split(end)[1]}"
+
+
+def documents() -> dict[Path, dict[str, str]]:
+    """Return the tables of each document, by name."""
+    found = {
+        ROOT / "README.md": {"results": results_table(), "samplers": samplers_table()},
+        ROOT / "docs" / "choosing.md": {"costs": costs_table()},
+    }
+    for page, arms in MEASURED.items():
+        found[ROOT / "docs" / "methods" / f"{page}.md"] = {"measured": measured_table(arms)}
+    return found
+
+
+def with_tables(text: str, tables: dict[str, str]) -> str:
+    """Return a document with its tables as they are now."""
+    for name, table in tables.items():
+        text = put_between(text, name, table)
+    return text
+
+
+if __name__ == "__main__":
+    for document, tables in documents().items():
+        document.write_text(with_tables(document.read_text(), tables))
