@@ -15,6 +15,7 @@ from kairostep.diffusion import StableTarget as StableTarget
 from kairostep.diffusion import V as V
 from kairostep.diffusion import Weighting as Weighting
 from kairostep.diffusion import antithetic_pairs as antithetic_pairs
+from kairostep.diffusion import as_weighting as as_weighting
 from kairostep.diffusion import constant as constant
 from kairostep.diffusion import debias as debias
 from kairostep.diffusion import edm as edm
