@@ -15,6 +15,7 @@ from kairostep.diffusion import StableTarget as StableTarget
 from kairostep.diffusion import V as V
 from kairostep.diffusion import Weighting as Weighting
 from kairostep.diffusion import antithetic_pairs as antithetic_pairs
+from kairostep.diffusion import as_weighting as as_weighting
 from kairostep.diffusion import constant as constant
 from kairostep.diffusion import debias as debias
 from kairostep.diffusion import edm as edm
@@ -31,6 +32,7 @@ from kairostep.timesteps import FixedBeta as FixedBeta
 from kairostep.timesteps import GradientVariance as GradientVariance
 from kairostep.timesteps import InfoNoise as InfoNoise
 from kairostep.timesteps import Laplace as Laplace
+from kairostep.timesteps import LeastNoise as LeastNoise
 from kairostep.timesteps import LogitNormal as LogitNormal
 from kairostep.timesteps import LogNormalSigma as LogNormalSigma
 from kairostep.timesteps import LossAt as LossAt
@@ -44,6 +46,8 @@ from kairostep.timesteps import Timesteps as Timesteps
 from kairostep.timesteps import TimestepSampler as TimestepSampler
 from kairostep.timesteps import Uniform as Uniform
 from kairostep.timesteps import f_statistic as f_statistic
+from kairostep.timesteps import least_noise_density as least_noise_density
+from kairostep.timesteps import noise_ratio as noise_ratio
 from kairostep.timesteps import select_timesteps as select_timesteps
 
 __version__ = "0.1.0"

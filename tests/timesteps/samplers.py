@@ -32,6 +32,9 @@ SAMPLERS: dict[str, Build] = {
     "root_loss_weighted": lambda model, seed, shape: ks.RootLoss(
         num_bins=50, warmup=1, refresh=1, loss_weight=lambda t: 1 + t, seed=seed
     ),
+    "least_noise": lambda model, seed, shape: ks.LeastNoise(
+        torch.optim.SGD(model.parameters(), 0.1), warmup=4, refresh=2, gate=0.999, seed=seed
+    ),
     "curriculum": lambda model, seed, shape: ks.Curriculum(
         ks.LogitNormal(seed=seed), ks.RootLoss(warmup=2, refresh=2, seed=seed), start=2, end=6, seed=seed
     ),
@@ -65,6 +68,7 @@ UNBIASED = (
     "loss_second_moment",
     "root_loss",
     "root_loss_weighted",
+    "least_noise",
     *(name for name in SAMPLERS if name.endswith("_unbiased")),
 )
 

@@ -1,5 +1,8 @@
 """The measurements behind the papers' figures, and what a choice of sampler and weighting means before training."""
 
+from kairostep.analysis.gradient_noise import GradientNoise as GradientNoise
+from kairostep.analysis.gradient_noise import NoiseRatio as NoiseRatio
+from kairostep.analysis.gradient_noise import gradient_noise as gradient_noise
 from kairostep.analysis.gradient_variance import Ratio as Ratio
 from kairostep.analysis.gradient_variance import VarianceAt as VarianceAt
 from kairostep.analysis.gradient_variance import VarianceProfile as VarianceProfile

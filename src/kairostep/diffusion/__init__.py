@@ -12,6 +12,7 @@ from kairostep.diffusion.process import FlowProcess as FlowProcess
 from kairostep.diffusion.variance import StableTarget as StableTarget
 from kairostep.diffusion.variance import antithetic_pairs as antithetic_pairs
 from kairostep.diffusion.weighting import Weighting as Weighting
+from kairostep.diffusion.weighting import as_weighting as as_weighting
 from kairostep.diffusion.weighting import constant as constant
 from kairostep.diffusion.weighting import debias as debias
 from kairostep.diffusion.weighting import edm as edm

@@ -16,10 +16,13 @@ from torch import Tensor
 from kairostep.checks import finite, positive
 from kairostep.diffusion.prediction import Prediction
 from kairostep.diffusion.process import Process
+from kairostep.timesteps.histogram import bin_index
 from kairostep.timesteps.representation import represent_value
+from kairostep.timesteps.sampler import TimestepSampler
 
 Weighting = Callable[[Tensor, Prediction], Tensor]
 
+NUM_DENSITY_BINS = 4000  # of a density as a weighting in continuous time: as many as fixed densities have
 LOG_SNR_LIMIT = 40.0  # beyond it, log-SNR counts as this: limits at zero and infinite SNR come out finite, never NaN
 
 
@@ -56,6 +59,61 @@ class ConstantWeighting:
     def __call__(self, log_snr: Tensor, prediction: Prediction) -> Tensor:
         """Return 1 in the shape of log_snr."""
         return torch.ones_like(log_snr)
+
+
+@dataclass(frozen=True)
+class DensityWeighting:
+    """The weighting that trains by uniform draws what draws of a density train unweighted.
+
+    Args:
+        sampler: Whose density it is: a fixed one, or a learned one as it is now.
+        process: Tells t from log-SNR.
+        prediction: On whose squared error the density counts; None for whatever is predicted.
+    """
+
+    sampler: TimestepSampler
+    process: Process
+    prediction: Prediction | None = None
+    relative: Tensor = field(init=False, repr=False, compare=False)  # (K,) density over that of uniform draws
+
+    def __post_init__(self) -> None:
+        """Read the density."""
+        density = self.sampler.density(getattr(self.process, "num_steps", NUM_DENSITY_BINS)).double()
+        object.__setattr__(self, "relative", density * len(density) / density.sum())
+
+    def __repr__(self) -> str:
+        """Return the call that makes it."""
+        of_prediction = "" if self.prediction is None else f", prediction={self.prediction!r}"
+        return f"as_weighting({self.sampler!r}, {self.process!r}{of_prediction})"
+
+    def __call__(self, log_snr: Tensor, prediction: Prediction) -> Tensor:
+        """Return the factor on the squared error of this prediction, in the shape of log_snr."""
+        relative = self.relative.to(log_snr)[bin_index(self.process.t_at(log_snr), len(self.relative))]
+        if self.prediction is None:
+            return relative
+        log_snr = log_snr.clamp(-LOG_SNR_LIMIT, LOG_SNR_LIMIT)
+        return relative * (prediction.log_x0_error(log_snr) - self.prediction.log_x0_error(log_snr)).exp()
+
+
+def as_weighting(sampler: TimestepSampler, process: Process, prediction: Prediction | None = None) -> Weighting:
+    """Return the density of a sampler as a weighting: what is optimised, apart from where compute goes.
+
+    Draws of a logit-normal density train another objective than uniform draws. With
+    `ks.Objective(process, ks.VELOCITY, ks.as_weighting(ks.LogitNormal(), process))` that objective can be trained with
+    any draws, such as those of `ks.RootLoss(loss_weight=objective.weight)`.
+
+    Args:
+        sampler: Whose density it is. Its own weights have to be 1: one that is unbiased trains what uniform draws do.
+        process: The process that is trained.
+        prediction: On whose squared error the density counts, for a network that predicts another; by default on that
+            of whatever is predicted.
+    """
+    if getattr(sampler, "unbiased", False):
+        raise ValueError(
+            f"a weighting must come of a density that changes the objective, got {sampler!r}, whose weights undo it: "
+            "pass unbiased=False, or ks.constant()"
+        )
+    return DensityWeighting(sampler, process, prediction)
 
 
 def constant() -> Weighting:

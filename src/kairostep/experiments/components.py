@@ -39,6 +39,7 @@ from kairostep.timesteps import (
     BetaPolicy,
     Curriculum,
     InfoNoise,
+    LeastNoise,
     Probing,
     RootLoss,
     Tabulated,
@@ -49,7 +50,7 @@ from kairostep.timesteps.probe_plan import bundle_probing
 FLOW_TIME_SCALE = 1000.0  # diffusers' flow schedulers tell networks t * 1000, which suits their time embeddings
 GIVEN = {"process", "objective", "model", "parameters", "shape", "seed", "split"}  # supplied by the experiment ...
 GIVEN |= {"sample_size", "in_channels", "out_channels", "num_classes"}  # ... for networks
-GIVEN |= {"accumulate"}  # ... for samplers
+GIVEN |= {"accumulate", "optimizer"}  # ... for samplers
 GIVEN |= {"reward_weight", "loss_weight", "rule", "probing"}  # ... and what the makers below make of them
 
 
@@ -126,8 +127,17 @@ def infonoise(process: Process, objective: Objective, seed: int, **options: Any)
 
 def root_loss(objective: Objective, seed: int, **options: Any) -> RootLoss:
     """Return root-loss importance sampling for the loss that is trained."""
-    is_weighted = bool((objective.weight((torch.arange(100) + 0.5) / 100) != 1).any())
-    return RootLoss(loss_weight=objective.weight if is_weighted else None, seed=seed, **options)
+    return RootLoss(loss_weight=_loss_weight(objective), seed=seed, **options)
+
+
+def least_noise(objective: Objective, seed: int, **options: Any) -> LeastNoise:
+    """Return draws by gradient size for the loss that is trained; the trainer names the optimizer."""
+    return LeastNoise(loss_weight=_loss_weight(objective), seed=seed, **options)
+
+
+def _loss_weight(objective: Objective) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """Return the weight of a loss, None where it is 1 everywhere."""
+    return objective.weight if bool((objective.weight((torch.arange(100) + 0.5) / 100) != 1).any()) else None
 
 
 def curriculum(
@@ -190,6 +200,7 @@ SAMPLERS: dict[str, Maker] = {
     **SAMPLER_CLASSES,
     "tabulated": tabulated,
     "root_loss": Passing(root_loss, RootLoss),
+    "least_noise": Passing(least_noise, LeastNoise),
     "infonoise": Passing(infonoise, InfoNoise),
     "adaptive": Passing(adaptive, Adaptive, bundled=(Probing,)),
     "curriculum": curriculum,

@@ -10,9 +10,12 @@ from kairostep.timesteps.fixed import Mode as Mode
 from kairostep.timesteps.fixed import Tabulated as Tabulated
 from kairostep.timesteps.fixed import Uniform as Uniform
 from kairostep.timesteps.gradient_variance import GradientVariance as GradientVariance
+from kairostep.timesteps.least_noise import LeastNoise as LeastNoise
 from kairostep.timesteps.loss_aware import InfoNoise as InfoNoise
 from kairostep.timesteps.loss_aware import LossSecondMoment as LossSecondMoment
 from kairostep.timesteps.loss_aware import RootLoss as RootLoss
+from kairostep.timesteps.noise import least_noise_density as least_noise_density
+from kairostep.timesteps.noise import noise_ratio as noise_ratio
 from kairostep.timesteps.policy import BetaPair as BetaPair
 from kairostep.timesteps.policy import BetaPolicy as BetaPolicy
 from kairostep.timesteps.probe_plan import Probing as Probing

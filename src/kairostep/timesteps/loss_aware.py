@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kairostep.checks import count, function, positive, positive_share, renamed_arguments, share
-from kairostep.ranks import gather_over_ranks, rank, sum_over_ranks
+from kairostep.ranks import gather_over_ranks, rank, sum_over_ranks, world_size
 from kairostep.timesteps.bin_means import BinMeans
 from kairostep.timesteps.draw_table import TableSampler, add_table
 from kairostep.timesteps.fixed import UNBIASED_FLOOR, LogSNR
 from kairostep.timesteps.histogram import bin_index, with_floor
+from kairostep.timesteps.noise import noise_ratio
 from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, learns_from_step
 
 FORGETTING = 3.0  # losses of step j count (j / n)**3 as much as those of step n
@@ -62,6 +63,7 @@ class RootLoss(TableSampler):
         self.refresh = count("refresh", refresh)
         self.gate = share("gate", gate)
         self.squares = BinMeans(num_bins, decay, power=2)
+        self.num_shown = 0  # rows of the last step, over all ranks
 
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
@@ -73,6 +75,7 @@ class RootLoss(TableSampler):
     def record(self, t: Tensor, losses: Tensor) -> None:
         """Take in the losses (B,) at t (B,), and change the density if it is time."""
         num_steps = self.steps.advance()
+        self.num_shown = len(t) * world_size()
         keep = (1 - 1 / num_steps) ** FORGETTING
         self.squares.add(t, losses if self.loss_weight is None else losses * self.loss_weight(t), keep)
         if num_steps >= self.warmup and num_steps % self.refresh == 0:
@@ -81,13 +84,36 @@ class RootLoss(TableSampler):
     def learned(self) -> Tensor:
         """Return what the losses ask for, (K,), summing to 1."""
         root = self.squares.read().clamp(min=1e-36).pow(0.25)  # with no loss at all, uniform
-        q = root / root.sum()
-        is_flat = 1 / (len(q) * q.square().sum()) > self.gate
-        return torch.where(is_flat, 1 / len(q), q)
+        return gated(root / root.sum(), self.gate)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return how many losses were skipped, being NaN or infinite."""
-        return {"skipped_losses": self.squares.num_skipped}
+        """Return what the draws save, as the losses predict it, and how many losses were skipped.
+
+        `noise_ratio`: gradient noise over that of uniform draws. `equivalent_batch`: what uniform draws would need for
+        as little. `gate`: 1 if open; 0 if shut, so that draws are uniform: in the warm-up, or a loss nearly flat in t.
+        """
+        mass = self.mass()
+        ratio = noise_ratio(mass, loss_moments(self.squares))
+        return {
+            "noise_ratio": ratio,
+            "equivalent_batch": self.num_shown / ratio,
+            "gate": (mass != mass[0]).any().float(),
+            "skipped_losses": self.squares.num_skipped,
+        }
+
+
+def loss_moments(squares: BinMeans) -> Tensor:
+    """Return what losses tell of the second moment of gradients, (K,): their root mean square in each bin.
+
+    The gradient of a squared error goes with the residual, so that its square goes with the loss.
+    """
+    return squares.read().clamp(min=1e-36).sqrt()  # with no loss at all, the same in all bins
+
+
+def gated(mass: Tensor, gate: float) -> Tensor:
+    """Return the mass (K,), which sums to 1, or uniform where its effective share of bins is above the gate."""
+    is_flat = 1 / (len(mass) * mass.square().sum()) > gate
+    return torch.where(is_flat, 1 / len(mass), mass)
 
 
 class LossSecondMoment(TableSampler):

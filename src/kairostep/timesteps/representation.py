@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 MISSING = object()
 
@@ -69,7 +70,7 @@ def represent_value(value: Any) -> str:
     if inspect.isroutine(value):
         return function_name(value)
     printed_by: Any = type(value).__repr__
-    is_plain = printed_by is object.__repr__ or printed_by is nn.Module.__repr__
+    is_plain = printed_by in (object.__repr__, nn.Module.__repr__, Optimizer.__repr__)
     return f"{type(value).__name__}(...)" if is_plain else repr(value)
 
 

@@ -122,6 +122,9 @@ class TimestepSampler(nn.Module):
         if getattr(type(self).observe, "takes_micro_batches", False) and not self.uses_loss_at:
             self._micro_batches = (*self._micro_batches, (rows_for(self, x0), drawn, losses))
 
+    def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Name the optimizer whose steps it observes; the built-in trainer does. By default nothing depends on it."""
+
     def density(self, num_bins: int = 100) -> Tensor:
         """Return where the draws go now: the mass of equal bins of [0, 1], (num_bins,), summing to 1."""
         raise NotImplementedError

@@ -81,6 +81,7 @@ class Trainer:
         self.scaler = self.accelerator.scaler or torch.amp.GradScaler(enabled=False)  # of fp16, else without effect
         self.network = self.accelerator.unwrap_model(self.model)  # without DDP: ranks may probe unequally often
         self.sampler = sampler.to(device)
+        self.sampler.set_optimizer(optimizer)
         self.objective, self.learning_rate, self.max_grad_norm = objective, learning_rate, max_grad_norm
         self.parameters = list(model.parameters())
         self.pairs, self.graph, self.seed, self.step_number = pairs, graph, seed, 0

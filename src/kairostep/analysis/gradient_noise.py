@@ -1,0 +1,158 @@
+"""The gradient noise of a training step under any density of t, in the metric of the optimizer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from kairostep.analysis.rows import Rows
+from kairostep.checks import count
+from kairostep.diffusion import Objective
+from kairostep.timesteps.gradient_size import Metric, squared_size, trained_parameters
+from kairostep.timesteps.histogram import with_floor
+from kairostep.timesteps.noise import least_noise_density, noise_ratio
+from kairostep.timesteps.probes import eval_mode
+
+METRICS: tuple[Metric, ...] = get_args(Metric)
+ROOT_LOSS_FLOOR = 0.1  # of `RootLoss` as it is by default
+NUM_RESAMPLES = 400
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseRatio:
+    """The gradient noise of a density over that of uniform draws, with its standard error over rows."""
+
+    value: float
+    error: float
+
+    @property
+    def equivalent_batch(self) -> float:
+        """How many times larger a batch of uniform draws would have to be for as little noise."""
+        return 1 / self.value
+
+
+@dataclass(frozen=True, slots=True)
+class GradientNoise:
+    """Second moments of single-row gradients by bin of t, and what densities make of them."""
+
+    squared: dict[Metric, Tensor]  # (K, R) squared size of the gradient of each row in each bin
+    mean_squared: dict[Metric, Tensor]  # (K,) squared size of the mean gradient of each bin, unbiased
+    losses: Tensor  # (K, R) as they are trained
+    weights: Tensor  # (K, R) of the objective, at the time of each row
+
+    def moments(self, metric: Metric) -> Tensor:
+        """Return the second moment of a single row's gradient in each bin, (K,)."""
+        return self.squared[metric].mean(1)
+
+    def within_share(self, metric: Metric) -> float:
+        """Return the share of uniform draws' noise that rows and noise have at given t, which no density over t saves.
+
+        The rest comes from the differences between the mean gradients of bins.
+        """
+        moments = self.moments(metric)
+        return float((moments - self.mean_squared[metric].clamp(min=0)).clamp(min=0).sum() / moments.sum())
+
+    def predicted_moments(self) -> Tensor:
+        """Return what `RootLoss` takes for the moments, (K,): the root mean square of weight times loss."""
+        return (self.weights * self.losses).square().mean(1).sqrt()
+
+    def densities(self, given: Mapping[str, Tensor], metric: Metric) -> dict[str, Tensor]:
+        """Return densities by name, each (K,): those given, root-loss draws of these losses, and the least noisy."""
+        root_loss = with_floor(least_noise_density(self.predicted_moments()), ROOT_LOSS_FLOOR)
+        return {**given, "root_loss of these losses": root_loss, "least": least_noise_density(self.moments(metric))}
+
+    def ratio(self, density: Tensor, metric: Metric) -> NoiseRatio:
+        """Return the noise ratio of a density, with the error of resampled rows."""
+        squared = self.squared[metric]  # (K, R)
+        generator = torch.Generator().manual_seed(0)
+        index = torch.randint(squared.shape[1], (NUM_RESAMPLES, *squared.shape), generator=generator)
+        resampled = squared.expand(NUM_RESAMPLES, -1, -1).gather(2, index).mean(2)  # (NUM_RESAMPLES, K)
+        ratios = torch.stack([noise_ratio(density, moments) for moments in resampled])
+        return NoiseRatio(float(noise_ratio(density, squared.mean(1))), float(ratios.std()))
+
+    def predicted_ratio(self, density: Tensor) -> float:
+        """Return the noise ratio that the losses alone predict, as `RootLoss.diagnostics` does."""
+        return float(noise_ratio(density, self.predicted_moments()))
+
+
+def gradient_noise(
+    model: nn.Module,
+    objective: Objective,
+    rows: Rows,
+    optimizer: torch.optim.Optimizer,
+    *,
+    num_bins: int = 20,
+    rows_per_bin: int = 64,
+    seed: int = 0,
+) -> GradientNoise:
+    """Return the size of single-row gradients in each bin of t, in three metrics, in eval mode.
+
+    Args:
+        model: Whose parameters the optimizer trains.
+        objective: The loss as it is trained, weighting included.
+        rows: From which rows are drawn with replacement, the same rows and noise in every bin.
+        optimizer: With the state of the run: Adam's running second moments make the metrics "half" and "adam".
+        num_bins: Equal bins of t; times are spread evenly over a bin.
+        rows_per_bin: Single-row gradients of each bin.
+        seed: Of rows, times and noise.
+    """
+    count("num_bins", num_bins)
+    count("rows_per_bin", rows_per_bin, at_least=2)
+    parameters = trained_parameters(optimizer)
+    generator = torch.Generator().manual_seed(seed)
+    index = torch.randint(len(rows.x0), (rows_per_bin,), generator=generator).to(rows.x0.device)
+    noise = torch.randn((rows_per_bin, *rows.x0.shape[1:]), generator=generator).to(rows.x0)
+    place = (torch.randperm(rows_per_bin, generator=generator) + 0.5) / rows_per_bin
+    times = (torch.arange(num_bins)[:, None] + place).to(rows.x0.device) / num_bins  # (K, R)
+    bins = []
+    with eval_mode(model), torch.enable_grad():
+        for t in times:
+            losses = _losses_one_by_one(model, objective, rows, index, noise, t)
+            bins.append(_measure_bin(losses, parameters, optimizer))
+    return GradientNoise(
+        squared={m: torch.stack([one.squared[m] for one in bins]) for m in METRICS},
+        mean_squared={m: torch.stack([one.mean_squared[m] for one in bins]) for m in METRICS},
+        losses=torch.stack([one.losses for one in bins]),
+        weights=objective.weight(times.flatten()).view_as(times).double().cpu(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Bin:
+    squared: dict[Metric, Tensor]  # (R,)
+    mean_squared: dict[Metric, Tensor]  # ()
+    losses: Tensor  # (R,)
+
+
+def _losses_one_by_one(
+    model: Callable[..., Any], objective: Objective, rows: Rows, index: Tensor, noise: Tensor, t: Tensor
+) -> Sequence[Callable[[], Tensor]]:
+    """Return for each row a function that computes its loss, a scalar with a graph."""
+
+    def loss_of(row: int) -> Tensor:
+        own = index[row : row + 1]
+        losses = objective(model, rows.x0[own], t[row : row + 1], noise=noise[row : row + 1], **rows.cond(own))
+        return losses.sum()
+
+    return [lambda row=row: loss_of(row) for row in range(len(index))]  # type: ignore[misc]
+
+
+def _measure_bin(
+    losses: Sequence[Callable[[], Tensor]], parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer
+) -> _Bin:
+    """Return the squared sizes of the rows' gradients in each metric, and of their mean without bias."""
+    squared: dict[Metric, list[Tensor]] = {metric: [] for metric in METRICS}
+    values, total = [], [torch.zeros_like(p) for p in parameters]
+    for compute in losses:
+        loss = compute()
+        gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        values.append(loss.detach())
+        total = [own + g.detach() for own, g in zip(total, gradients, strict=True)]
+        for metric in METRICS:
+            squared[metric].append(squared_size(gradients, optimizer, metric))
+    num, stacked = len(values), {metric: torch.stack(squared[metric]).double().cpu() for metric in METRICS}
+    of_total = {metric: squared_size(total, optimizer, metric).double().cpu() for metric in METRICS}
+    mean_squared = {m: (of_total[m] - stacked[m].sum()) / (num * (num - 1)) for m in METRICS}
+    return _Bin(stacked, mean_squared, torch.stack(values).double().cpu())

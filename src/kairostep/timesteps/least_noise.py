@@ -1,0 +1,194 @@
+"""A sampler that follows the size of gradients in the optimizer's metric: the least noise that a choice of t allows."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from kairostep.checks import count, function, positive_share, share
+from kairostep.ranks import sum_over_ranks, world_size
+from kairostep.timesteps.bin_means import BinMeans
+from kairostep.timesteps.draw_table import TableSampler
+from kairostep.timesteps.gradient_size import squared_size, trained_parameters
+from kairostep.timesteps.histogram import with_floor
+from kairostep.timesteps.loss_aware import FORGETTING, gated, loss_moments
+from kairostep.timesteps.noise import noise_ratio
+from kairostep.timesteps.probes import Borrowed, check_losses, isolated_randomness, probe_seed
+from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, learns_from_step
+
+EARLY_EVERY = 10  # steps between probes up to step `EARLY`; from there on they grow with the step number
+EARLY = 500
+GOLDEN = (math.sqrt(5) - 1) / 2
+KERNEL_WIDTH = 0.075  # of t, over which the ratio of gradient to loss is averaged
+MAX_VALUES = 8.0  # probes of a bin that count in that average: later ones replace earlier ones
+MAX_CORRECTION = 4.0  # of the density, either way
+
+
+class LeastNoise(TableSampler):
+    """Draws in proportion to the size of single gradients in the optimizer's metric, weighted by 1/density.
+
+    No density over t has less gradient noise, and the objective stays. `RootLoss` guesses that size from the loss
+    alone. This sampler measures what it misses: now and then it takes the gradient of a few rows of the batch at one
+    bin of t, with random signs, so that its squared size is that of the single rows' gradients on average, and learns
+    the ratio of gradient to loss, smoothed over t. Until then, and where nothing was measured, it draws as `RootLoss`.
+
+    Probes come every 10 steps up to step 500, then 50 for every e-fold of steps: about 0.5 % of the network's work over
+    a thousand steps of batch 128, less later. Density / uniform stays within `floor` and (1 - floor) num_bins + floor.
+
+        sampler = ks.LeastNoise(optimizer)
+        with sampler.observe(x, drawn, losses.detach(), loss_at):
+            optimizer.step()
+
+    Args:
+        optimizer: Its parameters are probed, and its state gives the metric: Adam, AdamW and their kin by their running
+            second moment, others by the plain norm. The built-in trainer names it for you.
+        num_bins: Equal bins of t.
+        decay: Of the running mean square of the losses, per loss in a bin.
+        floor: Share of uniform draws.
+        loss_weight: The function of t that the shown losses were multiplied by (`objective.weight`); None where they
+            were not.
+        rows_per_probe: Rows of a probe, at most those of the batch.
+        warmup: Steps of uniform draws, before anything is probed.
+        refresh: Steps between changes of the density.
+        gate: Uniform where the density's effective share of bins, 1 / (K sum q**2), is above it.
+        stratified: Whether a batch spreads evenly over the quantiles of the density.
+        seed: Of the draws and probes.
+    """
+
+    uses_loss_at = True
+    num_probes: Tensor  # () network evaluations, over all ranks
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer | None = None,
+        num_bins: int = 20,
+        decay: float = 0.99,
+        floor: float = 0.1,
+        *,
+        loss_weight: Callable[[Tensor], Tensor] | None = None,
+        rows_per_probe: int = 8,
+        warmup: int = 40,
+        refresh: int = 10,
+        gate: float = 0.97,
+        stratified: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(count("num_bins", num_bins), beta=1.0, stratified=stratified, seed=seed)
+        self.optimizer = Borrowed(optimizer)
+        self.floor = positive_share("floor", floor)
+        self.loss_weight = None if loss_weight is None else function("loss_weight", loss_weight, "objective.weight")
+        self.rows_per_probe = count("rows_per_probe", rows_per_probe)
+        self.warmup = count("warmup", warmup, at_least=0)
+        self.refresh = count("refresh", refresh)
+        self.gate = share("gate", gate)
+        self.squares = BinMeans(num_bins, decay, power=2)
+        self.sizes, self.probe_losses = BinMeans(num_bins, 0.9), BinMeans(num_bins, 0.9)
+        self.num_shown = 0  # rows of the last step, over all ranks
+        self.register_buffer("num_probes", torch.tensor(0))
+
+    def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Name the optimizer whose parameters and metric count; a copy of a sampler leaves its own behind."""
+        self.optimizer = Borrowed(optimizer)
+
+    @learns_from_step
+    def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
+        """Record the losses of all ranks, and probe the gradient if it is time."""
+        num_before = self.steps.num_steps
+        if is_due(num_before, self.warmup):
+            assert loss_at is not None  # `learns_from_step` checked it
+            with isolated_randomness(x0.device, probe_seed(self.steps.seed, num_before)), torch.enable_grad():
+                self.probe(x0, loss_at, num_due(num_before))
+        yield
+        self.record(drawn.t, losses)
+
+    def probe(self, x0: Tensor, loss_at: LossAt, number: int) -> None:
+        """Measure the squared size of single gradients at the bin whose turn it is, from one gradient of a few rows.
+
+        The gradient of the losses with random signs has the size of all rows' gradients, since products between rows
+        cancel on average.
+        """
+        optimizer, num_bins = self._named_optimizer(), self.num_bins
+        bin_ = int((number * GOLDEN % 1) * num_bins)  # neighbours in time are far apart in t
+        rows = torch.randperm(len(x0), device=x0.device)[: self.rows_per_probe]
+        t = (bin_ + torch.rand(len(rows), device=x0.device)) / num_bins
+        losses = check_losses(loss_at(rows, t), rows)
+        if not losses.requires_grad:
+            raise ValueError("LeastNoise needs a differentiable loss_at: take it out of torch.no_grad()")
+        signs = torch.randint(2, (len(rows),), device=x0.device).to(losses) * 2 - 1
+        gradients = torch.autograd.grad((signs * losses).sum(), trained_parameters(optimizer), materialize_grads=True)
+        with torch.no_grad():
+            size = squared_size(gradients, optimizer) / len(rows)
+            loss = self._moments(t, losses.detach().float()).mean()
+            centre = t.new_full((1,), (bin_ + 0.5) / num_bins)
+            mean_loss = loss_moments(self.squares).mean().clamp(min=1e-30)  # losses fall, the metric's scale stays
+            usable = (size < LARGEST) & (loss < LARGEST) & (size > 0) & (loss > 0)
+            keep = (1 - 1 / (number + 1)) ** FORGETTING
+            self.sizes.add(centre, torch.where(usable, size, torch.nan)[None], keep)
+            self.probe_losses.add(centre, torch.where(usable, loss / mean_loss, torch.nan)[None], keep)
+            self.num_probes += sum_over_ranks(torch.full_like(self.num_probes, len(rows)))
+
+    def _moments(self, t: Tensor, losses: Tensor) -> Tensor:
+        return losses if self.loss_weight is None else losses * self.loss_weight(t)
+
+    def _named_optimizer(self) -> torch.optim.Optimizer:
+        if self.optimizer.value is None:
+            raise ValueError(
+                "LeastNoise must know the optimizer, got none: make it by ks.LeastNoise(optimizer), or call "
+                "sampler.set_optimizer(optimizer), also on a copy"
+            )
+        return self.optimizer.value
+
+    @torch.no_grad()
+    def record(self, t: Tensor, losses: Tensor) -> None:
+        """Take in the losses (B,) at t (B,), and change the density if it is time."""
+        num_steps = self.steps.advance()
+        self.num_shown = len(t) * world_size()
+        self.squares.add(t, self._moments(t, losses), (1 - 1 / num_steps) ** FORGETTING)
+        if num_steps >= self.warmup and num_steps % self.refresh == 0:
+            root = self.moments().sqrt()
+            self.table.set(with_floor(gated(root / root.sum(), self.gate), self.floor))
+
+    def moments(self) -> Tensor:
+        """Return the estimated second moment of single gradients in each bin, (K,), in units of their mean."""
+        moments = loss_moments(self.squares)
+        relative = moments / moments.mean() * self.correction()
+        return relative / relative.mean()
+
+    def correction(self) -> Tensor:
+        """Return the ratio of gradient to loss in each bin, (K,), about 1: what the loss alone misses."""
+        num = self.sizes.num_seen[:-1].float().clamp(max=MAX_VALUES)  # (K,)
+        seen = num > 0
+        log_ratio = torch.where(seen, (self.sizes.total / self.probe_losses.total).log(), 0.0)
+        mean = (num * log_ratio).sum() / num.sum().clamp(min=1)
+        centres = (torch.arange(self.num_bins, device=num.device) + 0.5) / self.num_bins
+        kernel = (-((centres[:, None] - centres) / KERNEL_WIDTH).square() / 2).exp()  # (K, K)
+        weight = kernel * num
+        smooth = (weight @ (log_ratio - mean)) / (weight.sum(1) + 1)  # one probe's worth of no correction
+        limit = 2 * math.log(MAX_CORRECTION)  # of the squared size
+        return smooth.clamp(-limit, limit).exp()
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Return what `RootLoss` returns, the noise ratio by gradients, the evaluations of probes and skipped ones."""
+        mass = self.mass()
+        ratio = noise_ratio(mass, self.moments())
+        return {
+            "noise_ratio": ratio,
+            "equivalent_batch": self.num_shown / ratio,
+            "gate": (mass != mass[0]).any().float(),
+            "probe_evaluations": self.num_probes,
+            "skipped_losses": self.squares.num_skipped,
+            "skipped_probes": self.sizes.num_skipped,
+        }
+
+
+def num_due(step: int) -> int:
+    """Return how many probes are due before this step: one every 10 steps, then 50 for every e-fold of steps."""
+    if step < EARLY:
+        return step // EARLY_EVERY
+    return int(EARLY / EARLY_EVERY * (1 + math.log(step / EARLY)))
+
+
+def is_due(step: int, warmup: int) -> bool:
+    """Return whether there is a probe at this step, after the warm-up."""
+    return step > warmup and num_due(step) != num_due(step - 1)

@@ -1,0 +1,38 @@
+"""How much gradient noise a density saves: the accounting behind root-loss and least-noise draws.
+
+For draws with mass q_k in K equal bins and weights 1/(K q_k), the noise of a step's gradient is, up to 1/batch,
+V(q) = sum_k m_k / (K**2 q_k), where m_k is the second moment of a single row's gradient in bin k. Uniform draws have
+V = mean(m), and no density has less than that of q ~ sqrt(m), (mean sqrt(m))**2.
+"""
+
+from torch import Tensor
+
+from kairostep.timesteps.histogram import rebin
+
+
+def noise_ratio(density: Tensor, moments: Tensor) -> Tensor:
+    """Return the gradient noise of unbiased draws over that of uniform draws, a scalar: 0.5 is half the noise.
+
+    Args:
+        density: Mass of equal bins of t, as `sampler.density()` returns it; rebinned to those of `moments`.
+        moments: Second moment of a single row's gradient in each of K equal bins, (K,), in any unit. Squared losses
+            do not belong here: for a squared error, the loss itself goes with the moment.
+    """
+    _check(moments)
+    mass = density / density.sum() if len(density) == len(moments) else rebin(density, len(moments))
+    noise = (moments / mass.to(moments)).where(moments > 0, 0.0)  # a bin without gradient may go without draws
+    return noise.sum() / (len(moments) * moments.sum())
+
+
+def least_noise_density(moments: Tensor) -> Tensor:
+    """Return the density of least gradient noise, (K,), summing to 1: in proportion to the root of the moments (K,)."""
+    _check(moments)
+    root = moments.sqrt()
+    return root / root.sum()
+
+
+def _check(moments: Tensor) -> None:
+    if moments.ndim != 1 or len(moments) == 0:
+        raise ValueError(
+            f"moments must be one value per bin, (K,), got shape {tuple(moments.shape)}: pass the mean of each bin"
+        )

@@ -1,0 +1,74 @@
+"""A density as a weighting: uniform draws with it train what draws of the density train without."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import kairostep as ks
+
+PROCESSES = {
+    "linear": (ks.DiscreteProcess.linear(200), ks.EPSILON),
+    "cosine": (ks.DiscreteProcess.cosine(200), ks.V),
+    "flow": (ks.FlowProcess(), ks.VELOCITY),
+    "edm": (ks.EDMProcess(), ks.EDMProcess().prediction),
+}
+NUM = 4000  # times, in the middle of equal bins
+
+
+def expectation(objective: ks.Objective, density: Tensor, t: Tensor) -> Tensor:
+    """Return the mean loss of a fixed row with fixed noise over times of this density, (NUM,) per uniform."""
+    x0 = torch.tensor([[0.3, -0.8]], dtype=torch.float64).expand(len(t), 2)
+    noise = torch.tensor([[-0.5, 1.1]], dtype=torch.float64).expand(len(t), 2)
+    losses = objective(lambda xt, time: 0.4 * xt, x0, t, noise=noise)
+    return (losses * density).mean()
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+@pytest.mark.parametrize("sampler", [ks.LogitNormal(), ks.FixedBeta(2.0, 1.0), ks.Tabulated(torch.tensor([1.0, 3.0]))])
+def test_uniform_draws_with_it_train_what_the_density_trains(name: str, sampler: ks.TimestepSampler) -> None:
+    process, prediction = PROCESSES[name]
+    t = (torch.arange(NUM, dtype=torch.float64) + 0.5) / NUM
+    drawn = expectation(ks.Objective(process, prediction), NUM * sampler.density(NUM).double(), t)
+    weighted = ks.Objective(process, prediction, ks.as_weighting(sampler, process))
+    assert_close(expectation(weighted, torch.ones(NUM, dtype=torch.float64), t), drawn, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("predicted", [ks.EPSILON, ks.X0, ks.V])
+def test_it_counts_on_the_error_of_the_named_prediction(predicted: ks.Prediction) -> None:
+    """The factor on any prediction's error, turned into one on x0, is that of the velocity."""
+    process = ks.FlowProcess()
+    weighting = ks.as_weighting(ks.LogitNormal(), process, ks.VELOCITY)
+    log_snr = process.log_snr(torch.linspace(0.05, 0.95, 19, dtype=torch.float64))
+    on_x0 = weighting(log_snr, predicted) / predicted.log_x0_error(log_snr).exp()
+    assert_close(on_x0, weighting(log_snr, ks.VELOCITY) / ks.VELOCITY.log_x0_error(log_snr).exp())
+    plain = ks.as_weighting(ks.LogitNormal(), process)
+    assert_close(weighting(log_snr, ks.VELOCITY), plain(log_snr, predicted))
+
+
+def test_root_loss_keeps_the_objective_and_follows_its_weight() -> None:
+    """Weights 1/density undo the draws, so that weight times density is that of the logit-normal objective alone."""
+    process = ks.FlowProcess()
+    objective = ks.Objective(process, ks.VELOCITY, ks.as_weighting(ks.LogitNormal(), process))
+    sampler = ks.RootLoss(loss_weight=objective.weight, warmup=1, refresh=1, num_bins=20)
+    x0 = torch.zeros(4000, 1)
+    t = (torch.arange(4000) + 0.5) / 4000
+    for _ in range(3):  # a squared error of 1 everywhere
+        with sampler.observe(x0, ks.Timesteps(t, torch.ones_like(t)), objective.weight(t)):
+            pass
+    drawn = sampler.sample(x0)
+    relative = 20 * sampler.density(20)
+    assert_close(drawn.weight, 1 / relative[drawn.index(20)], rtol=1e-4, atol=0)
+    middle, end = float(relative[9:11].mean()), float(relative[0])
+    assert middle > 3 * end  # draws follow the weight where the loss does not vary
+
+
+def test_an_unbiased_sampler_is_refused() -> None:
+    with pytest.raises(ValueError, match="whose weights undo it: pass unbiased=False"):
+        ks.as_weighting(ks.LogitNormal(unbiased=True), ks.FlowProcess())
+
+
+def test_it_prints_as_the_call_that_makes_it() -> None:
+    printed = repr(ks.as_weighting(ks.LogitNormal(), ks.FlowProcess()))
+    assert printed.startswith("as_weighting(LogitNormal(")
+    assert "FlowProcess" in printed

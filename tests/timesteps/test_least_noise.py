@@ -1,0 +1,143 @@
+"""Draws by the size of single gradients in the optimizer's metric."""
+
+import copy
+
+import pytest
+import torch
+from problem import Problem
+from torch import Tensor
+from torch.testing import assert_close
+
+import kairostep as ks
+from kairostep.timesteps.least_noise import is_due, num_due
+
+
+class ScaledRegression:
+    """Losses scale(t) r**2 of one parameter vector that stays where it is: gradients go with scale(t)**2 r**2."""
+
+    def __init__(self, num_rows: int = 64) -> None:
+        self.weights = torch.zeros(3, requires_grad=True)
+        self.optimizer = torch.optim.SGD([self.weights], lr=0.0)
+        self.generator = torch.Generator().manual_seed(0)
+        self.num_rows, self.num_asked = num_rows, 0
+
+    def train(self, sampler: ks.TimestepSampler, num_steps: int) -> None:
+        """Take steps that change nothing."""
+        for _ in range(num_steps):
+            x = torch.randn(self.num_rows, 4, generator=self.generator)
+            drawn = sampler.sample(x)
+
+            def loss_at(rows: Tensor, t: Tensor, x: Tensor = x) -> Tensor:
+                self.num_asked += len(rows)
+                return self.scale(t) * (x[rows, :3] @ self.weights - x[rows, 3]).square()
+
+            with sampler.observe(x, drawn, loss_at(torch.arange(len(x)), drawn.t).detach(), loss_at):
+                self.optimizer.step()
+
+    def scale(self, t: Tensor) -> Tensor:
+        """Return the factor of the loss."""
+        return 0.2 + 3 * t.square()
+
+    def least(self, num_bins: int = 20) -> Tensor:
+        """Return the density of least noise."""
+        t = (torch.arange(100 * num_bins) + 0.5) / (100 * num_bins)
+        return ks.least_noise_density(self.scale(t).square().view(num_bins, 100).mean(1))
+
+
+def test_the_density_approaches_the_one_of_least_noise() -> None:
+    problem = ScaledRegression()
+    sampler, root_loss = (make() for make in (lambda: ks.LeastNoise(problem.optimizer), ks.RootLoss))
+    problem.train(sampler, 3000)
+    ScaledRegression().train(root_loss, 3000)
+    moments = problem.least().square()
+    noise = {name: float(ks.noise_ratio(s.density(20), moments)) for name, s in (("own", sampler), ("root", root_loss))}
+    least = float(ks.noise_ratio(problem.least(), moments))
+    assert noise["own"] < least + 0.3 * (noise["root"] - least), (noise, least)
+    assert float(sampler.diagnostics()["noise_ratio"]) == pytest.approx(noise["own"], abs=0.05)
+
+
+def test_without_probes_it_draws_as_root_loss_does() -> None:
+    problem, other = ScaledRegression(), ScaledRegression()
+    sampler, root_loss = ks.LeastNoise(problem.optimizer, gate=0.95), ks.RootLoss()
+    problem.train(sampler, 40)  # probes begin after the warm-up
+    other.train(root_loss, 40)
+    assert_close(sampler.density(), root_loss.density())
+
+
+def test_it_asks_for_few_losses() -> None:
+    assert sum(is_due(step, 40) for step in range(1000)) == num_due(999) - num_due(40)
+    assert num_due(1000) * 8 < 0.006 * 1000 * 128  # rows of probes over rows trained on
+    assert num_due(100_000) * 8 < 0.0003 * 100_000 * 128
+    problem = ScaledRegression()
+    sampler = ks.LeastNoise(problem.optimizer)
+    problem.train(sampler, 200)
+    assert problem.num_asked - 200 * 64 == int(sampler.diagnostics()["probe_evaluations"]) == 8 * 15
+
+
+def test_probes_leave_training_as_it_is() -> None:
+    """Two runs, one probing and one not, with the density held uniform: the same weights to the last bit."""
+    problems = [Problem(), Problem()]
+    samplers = [
+        ks.LeastNoise(problems[0].optimizer, gate=0.0),
+        ks.LeastNoise(problems[1].optimizer, gate=0.0, warmup=90),
+    ]
+    for problem, sampler in zip(problems, samplers, strict=True):
+        torch.manual_seed(0)
+        for step in range(80):
+            problem.step(sampler, torch.randn(16, 4, generator=torch.Generator().manual_seed(step)))
+    assert problems[0].num_rows > problems[1].num_rows
+    for one, other in zip(problems[0].model.parameters(), problems[1].model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_probe_that_is_not_finite_is_skipped_and_counted() -> None:
+    problem = ScaledRegression()
+    sampler = ks.LeastNoise(problem.optimizer)
+    problem.train(sampler, 100)
+    before = sampler.correction()
+    sampler.probe(torch.zeros(8, 1), lambda rows, t: problem.weights.sum() * torch.full_like(t, torch.nan), 3)
+    assert int(sampler.diagnostics()["skipped_probes"]) == 1
+    assert bool(sampler.correction().isfinite().all())
+    assert_close(sampler.correction(), before, rtol=0.5, atol=0)
+
+
+def test_the_optimizer_has_to_be_named_also_to_a_copy() -> None:
+    problem = ScaledRegression()
+    with pytest.raises(ValueError, match="must know the optimizer, got none"):
+        problem.train(ks.LeastNoise(), 100)
+    sampler = ks.LeastNoise(problem.optimizer)
+    problem.train(sampler, 60)
+    copied = copy.deepcopy(sampler)
+    with pytest.raises(ValueError, match="also on a copy"):
+        problem.train(copied, 60)
+    copied.set_optimizer(problem.optimizer)
+    problem.train(copied, 60)
+
+
+def test_losses_without_a_graph_are_refused() -> None:
+    problem = ScaledRegression()
+    sampler = ks.LeastNoise(problem.optimizer)
+    with pytest.raises(ValueError, match="differentiable loss_at"):
+        sampler.probe(torch.zeros(4, 1), lambda rows, t: t, 1)
+
+
+def test_root_loss_tells_what_it_saves() -> None:
+    sampler = ks.RootLoss(num_bins=4, warmup=2, refresh=1, floor=0.1)
+    x = torch.zeros(8, 1)
+    t = (torch.arange(8) + 0.5) / 8
+    losses = torch.tensor([16.0, 16.0, 4.0, 4.0, 1.0, 1.0, 1.0, 1.0])
+    with sampler.observe(x, ks.Timesteps(t, torch.ones(8)), losses):
+        pass
+    told = sampler.diagnostics()
+    assert float(told["noise_ratio"]) == pytest.approx(1)
+    assert float(told["equivalent_batch"]) == pytest.approx(8)
+    assert float(told["gate"]) == 0
+    for _ in range(3):
+        with sampler.observe(x, ks.Timesteps(t, torch.ones(8)), losses):
+            pass
+    told = sampler.diagnostics()
+    q = 0.9 * torch.tensor([4.0, 2.0, 1.0, 1.0]) / 8 + 0.1 / 4
+    expected = float((torch.tensor([16.0, 4.0, 1.0, 1.0]) / q).sum() / (4 * 22))
+    assert float(told["noise_ratio"]) == pytest.approx(expected, rel=1e-5)
+    assert float(told["equivalent_batch"]) == pytest.approx(8 / expected, rel=1e-5)
+    assert float(told["gate"]) == 1

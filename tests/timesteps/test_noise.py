@@ -1,0 +1,114 @@
+"""The accounting of gradient noise against its formula, and against gradients themselves (FORMULAS, section 15)."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import kairostep as ks
+from kairostep.timesteps.gradient_size import scale_gradients, squared_size, trained_parameters
+
+MOMENTS = torch.tensor([4.0, 1.0, 0.25, 9.0], dtype=torch.float64)
+
+
+def test_the_ratio_is_that_of_the_formula() -> None:
+    q = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+    noise = sum(m / (16 * p) for m, p in zip(MOMENTS.tolist(), q.tolist(), strict=True))
+    assert_close(ks.noise_ratio(q, MOMENTS), torch.tensor(noise / float(MOMENTS.mean()), dtype=torch.float64))
+    assert_close(ks.noise_ratio(7 * q, 3 * MOMENTS), ks.noise_ratio(q, MOMENTS))  # units do not count
+    assert float(ks.noise_ratio(torch.ones(4), MOMENTS)) == pytest.approx(1)
+
+
+def test_no_density_has_less_noise_than_the_least() -> None:
+    least = ks.least_noise_density(MOMENTS)
+    assert_close(least.sum(), torch.tensor(1.0, dtype=torch.float64))
+    bound = ks.noise_ratio(least, MOMENTS)
+    assert_close(bound, MOMENTS.sqrt().mean() ** 2 / MOMENTS.mean())
+    generator = torch.Generator().manual_seed(0)
+    others = torch.rand(1000, 4, generator=generator, dtype=torch.float64) + 1e-3
+    assert all(float(ks.noise_ratio(other, MOMENTS)) >= float(bound) - 1e-12 for other in others)
+
+
+def test_a_density_of_other_bins_is_rebinned_and_bins_without_gradient_need_no_draws() -> None:
+    fine = torch.tensor([1.0, 1.0, 3.0, 3.0])
+    assert_close(ks.noise_ratio(fine, MOMENTS[:2]), ks.noise_ratio(torch.tensor([1.0, 3.0]), MOMENTS[:2]))
+    assert float(ks.noise_ratio(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0]))) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("moments", [torch.tensor(1.0), torch.zeros(0), torch.ones(2, 3)])
+def test_moments_of_another_shape_are_refused(moments: Tensor) -> None:
+    with pytest.raises(ValueError, match="one value per bin"):
+        ks.noise_ratio(torch.ones(3), moments)
+
+
+def test_importance_weighted_gradients_have_the_predicted_noise() -> None:
+    """Enumerate every draw of a four-bin problem: second moments of weighted gradients follow the formula."""
+    gradients = torch.randn(4, 50, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)  # bin, row
+    q = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+    weighted = gradients / (4 * q)[:, None, None]
+    second = (q[:, None] / 50 * weighted.square().sum(2)).sum()
+    uniform = gradients.square().sum(2).mean()
+    assert_close(ks.noise_ratio(q, gradients.square().sum(2).mean(1)), second / uniform)
+    mean = (q[:, None, None] / 50 * weighted).sum((0, 1))
+    assert_close(mean, gradients.mean((0, 1)))  # the same objective
+
+
+def problem(make: type[torch.optim.Optimizer], **options: object) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "eps": 1e-3}]
+    optimizer = make(groups if make is not torch.optim.SGD else list(model.parameters()), lr=1e-2, **options)
+    for _ in range(3):
+        model(torch.randn(8, 3)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_adams_metric_is_what_adam_divides_by(make: type[torch.optim.Optimizer], amsgrad: bool) -> None:
+    model, optimizer = problem(make, amsgrad=amsgrad)
+    gradients = torch.autograd.grad(model(torch.ones(1, 3)).sum(), list(model.parameters()))
+    expected = {"plain": 0.0, "half": 0.0, "adam": 0.0}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = gradients[[p is parameter for p in model.parameters()].index(True)].double()
+            state = optimizer.state[parameter]
+            moment = state["max_exp_avg_sq" if amsgrad else "exp_avg_sq"].double()
+            divisor = (moment / (1 - group["betas"][1] ** float(state["step"]))).sqrt() + group["eps"]
+            expected["plain"] += float(gradient.square().sum())
+            expected["half"] += float((gradient.square() / divisor).sum())
+            expected["adam"] += float((gradient / divisor).square().sum())
+    for metric, value in expected.items():
+        assert float(squared_size(gradients, optimizer, metric)) == pytest.approx(value, rel=1e-5)  # type: ignore[arg-type]
+
+
+def test_an_optimizer_without_second_moments_counts_plainly() -> None:
+    model, optimizer = problem(torch.optim.SGD, momentum=0.9)
+    gradients = torch.autograd.grad(model(torch.ones(1, 3)).sum(), list(model.parameters()))
+    plain = sum(float(g.square().sum()) for g in gradients)
+    assert float(squared_size(gradients, optimizer, "adam")) == pytest.approx(plain)
+    fresh = torch.optim.Adam(model.parameters())  # has no state before its first step
+    assert float(squared_size(gradients, fresh, "adam")) == pytest.approx(plain)
+
+
+def test_frozen_parameters_have_no_part() -> None:
+    model, _ = problem(torch.optim.Adam)
+    model[0].weight.requires_grad_(False)
+    optimizer = torch.optim.Adam(model.parameters())
+    trained = trained_parameters(optimizer)
+    assert len(trained) == 3
+    gradients = torch.autograd.grad(model(torch.ones(1, 3)).sum(), trained)
+    assert [g.shape for g in scale_gradients(gradients, optimizer)] == [p.shape for p in trained]
+
+
+def test_random_signs_give_the_size_of_single_gradients() -> None:
+    gradients = torch.randn(4, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    squares = [
+        (torch.tensor(signs, dtype=torch.float64) @ gradients).square().sum()
+        for signs in itertools.product((-1.0, 1.0), repeat=4)
+    ]
+    assert_close(torch.stack(squares).mean(), gradients.square().sum())
