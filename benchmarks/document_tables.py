@@ -125,6 +125,8 @@ def costs_table() -> str:
     rows = []
     for sampler in (sampler.__name__ for sampler in SAMPLERS.values()):
         lines = [costs.get(sampler) for costs in measured.values()]
+        if not any(lines):
+            continue
         times = [f"{float(line[0]) / 1000:.2f}" if line else "-" for line in lines]
         rows.append([f"`{sampler}`", *times, next(line for line in lines if line)[-1]])
     return as_markdown(["sampler", *COSTS, "rows of the network per step beyond training"], rows)

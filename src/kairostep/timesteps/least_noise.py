@@ -26,9 +26,9 @@ MAX_CORRECTION = 4.0  # of the density, either way
 
 
 class LeastNoise(TableSampler):
-    """Draws in proportion to the size of single gradients in the optimizer's metric, weighted by 1/density.
+    """Draws by the size of single gradients as the optimizer sees them: the least noise that a choice of t allows.
 
-    No density over t has less gradient noise, and the objective stays. `RootLoss` guesses that size from the loss
+    Draws are weighted by 1/density, so that the objective stays. `RootLoss` guesses that size from the loss
     alone. This sampler measures what it misses: now and then it takes the gradient of a few rows of the batch at one
     bin of t, with random signs, so that its squared size is that of the single rows' gradients on average, and learns
     the ratio of gradient to loss, smoothed over t. Until then, and where nothing was measured, it draws as `RootLoss`.
