@@ -26,7 +26,7 @@ MAX_CORRECTION = 4.0  # of the density, either way
 
 
 class LeastNoise(TableSampler):
-    """Draws by the size of single gradients as the optimizer sees them: the least noise that a choice of t allows.
+    """Draws by the size of single gradients: the least gradient noise.
 
     Draws are weighted by 1/density, so that the objective stays. `RootLoss` guesses that size from the loss
     alone. This sampler measures what it misses: now and then it takes the gradient of a few rows of the batch at one
