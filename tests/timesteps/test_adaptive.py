@@ -34,7 +34,7 @@ def test_an_update_costs_five_forward_passes_of_the_batch() -> None:
 def train_rows(sampler: ks.Adaptive, seed: int, num_updates: int, *, permuted: bool) -> float:
     """Return the mass above 0.7 after training one parameter per row of data, which only t > 0.7 teaches anything."""
     generator = torch.Generator().manual_seed(seed)
-    images, target = torch.randn(1024, 1, 8, 8, generator=generator), torch.randn(1024, generator=generator)
+    images, target = torch.randn(1024, 1, 4, 4, generator=generator), torch.randn(1024, generator=generator)
     learned = torch.zeros(1024)
     pay = sampler.advantages
     if permuted:
@@ -54,7 +54,7 @@ def train_rows(sampler: ks.Adaptive, seed: int, num_updates: int, *, permuted: b
     return float(sampler.density(10)[7:].sum())
 
 
-@pytest.mark.parametrize("build", [ks.BetaPair, lambda: ks.BetaPolicy.for_input((1, 8, 8))], ids=["pair", "network"])
+@pytest.mark.parametrize("build", [ks.BetaPair, lambda: ks.BetaPolicy.for_input((1, 4, 4))], ids=["pair", "network"])
 @pytest.mark.parametrize("seed", range(5))
 def test_density_moves_to_where_there_is_something_left_to_learn(seed: int, build: Callable[[], nn.Module]) -> None:
     """200 updates double the mass there from 0.3, of 0.65 that the floor allows; with permuted rewards they do not."""

@@ -81,9 +81,11 @@ def train_here(directory: Path, settings: Mapping[str, Any], preset: str = "digi
 class Child:
     """`kairostep ARGUMENTS` in a process of its own, forked from one that has imported everything.
 
-    log: takes stdout and stderr.
-    prepare: is called in the child before the command.
-    environment: is added to the child's.
+    Args:
+        command: What follows `kairostep`.
+        log: Takes stdout and stderr.
+        prepare: Called in the child before the command.
+        environment: Added to the child's.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class Child:
             if not self.process.is_alive():
                 return False
             assert time.monotonic() < deadline, f"stuck:\n{self.output}"
+            time.sleep(0.0005)  # leaves the core to the child, and is shorter than it takes to write a checkpoint
         return True
 
     def tell(self, number: signal.Signals) -> None:
