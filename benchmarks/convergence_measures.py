@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kairostep.diffusion import Objective, constant
+from kairostep.diffusion.conditions import class_condition
 from kairostep.diffusion.weighting import LOG_SNR_LIMIT
 from kairostep.evaluation import (
     FeatureNetwork,
@@ -20,7 +21,7 @@ from kairostep.evaluation import (
     variational_bound,
 )
 from kairostep.evaluation.estimate import Estimate, mean_and_error
-from kairostep.evaluation.pairs import cond_of, paired_draws
+from kairostep.evaluation.pairs import paired_draws
 from kairostep.evaluation.reference import reference_statistics
 from kairostep.experiments import Config, Trained
 from kairostep.experiments.experiment import load_data
@@ -90,7 +91,7 @@ class CloserMonitor(Monitor):
         x0, labels = self.held_out
         with self.accelerator.autocast():
             parts = [
-                plain(self.model, x0[rows], t[rows], noise=noise[rows], **cond_of(labels, rows)).double()
+                plain(self.model, x0[rows], t[rows], noise=noise[rows], **class_condition(labels, rows)).double()
                 for rows in torch.split(torch.arange(len(x0), device=x0.device), self.batch_size)
             ]
         return torch.cat(parts)  # (N,)

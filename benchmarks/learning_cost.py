@@ -17,7 +17,7 @@ from side_by_side import TURNS_TO_SETTLE, Turn, ratio_of_speeds, take_turns
 
 from kairostep.experiments import build, preset
 from kairostep.experiments.config import with_overrides
-from kairostep.training.setup import make_accelerator, make_batches, make_trainer
+from kairostep.training.assembly import make_accelerator, make_batches, make_trainer
 from kairostep.training.trainer import Trainer
 
 STEPS_PER_TURN = 40

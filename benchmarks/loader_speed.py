@@ -25,7 +25,7 @@ from side_by_side import Turn, ratio_of_speeds, take_turns
 
 from kairostep.data import Batch, Batches
 from kairostep.experiments import Component, Config, Experiment, build, preset
-from kairostep.training.setup import make_trainer
+from kairostep.training.assembly import make_trainer
 
 STEPS_PER_TURN, NUM_READ = 20, 60  # batches
 

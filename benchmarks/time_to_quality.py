@@ -29,8 +29,8 @@ from train_speed import Steps, diffusers_loop, our_steps_of
 from kairostep.evaluation.features import INCEPTION_SHA256
 from kairostep.experiments import Component, Experiment, Trained, build, preset
 from kairostep.experiments.config import with_overrides
+from kairostep.training.assembly import make_accelerator, make_trainer
 from kairostep.training.monitor import Monitor
-from kairostep.training.setup import make_accelerator, make_trainer
 
 
 @dataclass(frozen=True)

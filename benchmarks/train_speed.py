@@ -38,7 +38,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kairostep.data import InMemory
 from kairostep.experiments import Component, Config, Experiment, build, experiment, preset
-from kairostep.training.setup import make_batches, make_trainer
+from kairostep.training.assembly import make_batches, make_trainer
 from kairostep.training.trainer import Trainer
 
 MODES = ("plain", "graph", "compile")

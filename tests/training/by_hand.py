@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import kairostep as ks
 from kairostep.data import Batch, Batches
 from kairostep.experiments import build
-from kairostep.training import seed_step, warmed_up
+from kairostep.training import learning_rate_schedule, seed_step
 
 
 @dataclass
@@ -37,7 +37,7 @@ def train_by_hand(config: Any, num_steps: int) -> Trained:
     experiment = build(config, device)
     model, objective, sampler = experiment.model, experiment.objective, experiment.sampler
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, weight_decay=0.0, fused=False)
-    rate = warmed_up(config.learning_rate, config.warmup_steps)
+    rate = learning_rate_schedule(config.learning_rate, config.warmup_steps)
     average = deepcopy(model).eval().requires_grad_(False)
     batches = Batches(
         experiment.dataset, config.batch_size // config.accumulate, seed=config.seed, label_dropout=config.label_dropout

@@ -37,9 +37,9 @@ from kairostep.experiments import build
 from kairostep.networks import UViT2DModel
 from kairostep.timesteps import Timesteps, Uniform
 from kairostep.training import Trainer
+from kairostep.training.assembly import make_accelerator, make_batches, make_trainer
 from kairostep.training.checkpoint import read
 from kairostep.training.recorder import Recorder
-from kairostep.training.setup import make_accelerator, make_batches, make_trainer
 from kairostep.training.trainer import Step
 
 NUM_STEPS = 12

@@ -124,14 +124,16 @@ def seconds_of_row(trained: "Trained", request: "Request", num: int, device: "to
 
     import torch
 
+    from kairostep.diffusion.conditions import class_condition
+
     rows = num if device.type == "cuda" else min(num, TIMED_ROWS)
     x, t = torch.zeros(rows, *trained.shape, device=device), torch.zeros(rows, device=device)
-    cond = {"class_labels": torch.zeros(rows, dtype=torch.int64, device=device)} if trained.num_classes else {}
+    labels = torch.zeros(rows, dtype=torch.int64, device=device) if trained.num_classes else None
     seconds = []
     with torch.no_grad(), torch.autocast(device.type, torch.bfloat16) if request.precision == "bf16" else nullcontext():
         for _ in range(2):  # the first one also loads kernels
             start = time.perf_counter()
-            trained.model(x, t, **cond)
+            trained.model(x, t, **class_condition(labels))
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - start)

@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 from kairostep.checks import count
 from kairostep.diffusion import DiscreteProcess, Objective
+from kairostep.diffusion.conditions import class_condition
 from kairostep.diffusion.process import Process
 from kairostep.evaluation.estimate import Estimate, mean_and_error
-from kairostep.evaluation.pairs import cond_of, paired_draws
+from kairostep.evaluation.pairs import paired_draws
 
 PIXEL_LOG_SNR = math.log(1e4)  # where decoding to pixels begins in continuous time: as noisy as linear's step 0
 GAUSSIAN_SHARE = 0.75  # of times that are drawn by what they would add for Gaussian data
@@ -90,7 +91,7 @@ class _Denoiser:
             alpha, sigma = (self._broadcast(factor) for factor in (at.alpha, at.sigma))
             xt = alpha * self.x0[rows] + sigma * noise[rows]
             seen = xt if at.input_scale is None else self._broadcast(at.input_scale) * xt
-            returned = self.model(seen, at.time, **cond_of(self.labels, rows))
+            returned = self.model(seen, at.time, **class_condition(self.labels, rows))
             output: Tensor = returned[0] if isinstance(returned, tuple) else getattr(returned, "sample", returned)
             x0hat = self.objective.prediction.to_x0(output.to(xt.dtype), xt, alpha, sigma)
             yield rows, x0hat.clamp(-1, 1) if self.clip else x0hat

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from kairostep.checks import count
 from kairostep.diffusion import Objective, constant, vlb
+from kairostep.diffusion.conditions import class_condition
 from kairostep.diffusion.weighting import LOG_SNR_LIMIT
 from kairostep.evaluation.estimate import Estimate, mean_and_error
-from kairostep.evaluation.pairs import cond_of, paired_draws
+from kairostep.evaluation.pairs import paired_draws
 
 NUM_BINS = 20  # of t, in a profile
 
@@ -50,7 +51,7 @@ def held_out_loss(
     plain = Objective(objective.process, objective.prediction, constant())
     losses = []
     for rows in torch.split(torch.arange(len(x0), device=x0.device), batch_size):
-        losses.append(plain(model, x0[rows], t[rows], noise=noise[rows], **cond_of(labels, rows)).double())
+        losses.append(plain(model, x0[rows], t[rows], noise=noise[rows], **class_condition(labels, rows)).double())
     loss = torch.cat(losses)
     bound = loss * plain.reweighting(vlb(objective.process))(t)
     return HeldOut(*mean_and_error(loss), *mean_and_error(bound), num_evaluations=len(x0))
@@ -99,7 +100,7 @@ def loss_profile(
         log_snr = objective.process.log_snr(draw.u).clamp(-LOG_SNR_LIMIT, LOG_SNR_LIMIT)
         factors[:, number] = (log_snr + objective.prediction.log_x0_error(log_snr)).exp()
         for rows in torch.split(torch.arange(len(x0), device=x0.device), batch_size):
-            noise, cond = draw.noise[rows], cond_of(labels, rows)
+            noise, cond = draw.noise[rows], class_condition(labels, rows)
             losses[rows, number] = plain(model, x0[rows], t[rows], noise=noise, **cond).double()
     errors = losses * factors
     return LossProfile(

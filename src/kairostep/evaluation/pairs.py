@@ -27,8 +27,3 @@ def paired_draws(x0: Tensor, num_parts: int, seed: int, stream: int = 0) -> Iter
         shares = torch.randperm(len(x0), generator=generator)
         within = (shares + torch.rand(len(x0), generator=generator, dtype=torch.float64)) / len(x0)
         yield PairedDraw(((part + within) / num_parts).to(x0.device), noise)
-
-
-def cond_of(labels: Tensor | None, rows: Tensor) -> dict[str, Tensor]:
-    """Return the condition that a network is called with for these rows."""
-    return {} if labels is None else {"class_labels": labels[rows]}

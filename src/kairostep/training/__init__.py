@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from kairostep.training.trained import Trained as Trained
     from kairostep.training.trained import load_trained as load_trained
     from kairostep.training.trainer import Trainer as Trainer
+    from kairostep.training.trainer import learning_rate_schedule as learning_rate_schedule
     from kairostep.training.trainer import seed_step as seed_step
-    from kairostep.training.trainer import warmed_up as warmed_up
 
 _LATER = {
     "CheckpointError": "checkpoint",
@@ -25,12 +25,17 @@ _LATER = {
     "load_trained": "trained",
     "Trainer": "trainer",
     "seed_step": "trainer",
-    "warmed_up": "trainer",
+    "learning_rate_schedule": "trainer",
 }
+
+
+_RENAMED = {"warmed_up": "learning_rate_schedule"}
 
 
 def __getattr__(name: str) -> Any:
     """Return a name that is imported at its first use."""
+    if name in _RENAMED:
+        raise AttributeError(f"{__name__}.{name} has another name now: {__name__}.{_RENAMED[name]}")
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kairostep.checks import count, positive
 from kairostep.diffusion.process import Process
-from kairostep.timesteps.sampler import Timesteps
+from kairostep.timesteps.sampler import Timesteps, TimestepSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,16 @@ def antithetic_pairs(process: Process, x0: Tensor, drawn: Timesteps, *, threshol
     sign = torch.ones_like(drawn.t, dtype=x0.dtype)
     sign[second] = torch.where(paired, -1.0, 1.0).to(x0.dtype)
     return AntitheticPairs(rows, noise[rows] * sign.view(-1, *[1] * (x0.ndim - 1)))
+
+
+def check_pairs(sampler: TimestepSampler) -> None:
+    """Raise ValueError for a sampler that looks at x0, whose draws no longer fit rows that have traded images."""
+    if sampler.uses_x0:
+        raise ValueError(
+            "pairs trade images between neighbours in t, so that a sampler must not draw t by the image, got "
+            f"{type(sampler).__name__}, which does: pass pairs=False (--pairs=false), or "
+            "ks.Adaptive(ks.BetaPair()) (--sampler.policy=pair)"
+        )
 
 
 class StableTarget:

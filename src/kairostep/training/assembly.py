@@ -8,15 +8,14 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, LoggerType
-from torch import nn
 
 from kairostep.data import Batches
 from kairostep.experiments import Config, Experiment
-from kairostep.training.step_mode import choose_step_mode
-from kairostep.training.trainer import Trainer, warmed_up
+from kairostep.training.cuda_graphs import ReplayedTrainer
+from kairostep.training.step_mode import StepMode, choose_step_mode, compile_network
+from kairostep.training.trainer import Trainer, learning_rate_schedule
 
 WAIT_FOR_LATENTS = timedelta(hours=24)  # while the first process encodes, the others wait
-MAX_COMPILED = 64  # networks in a process that do not share their code; torch's limit of 8 counts those gone, too
 
 
 def make_accelerator(config: Config) -> Accelerator:
@@ -46,18 +45,19 @@ def check_trackers(names: tuple[str, ...], accelerator: Accelerator) -> None:
             raise ValueError(f"a tracker must be installed, got {name!r}: pip install {name}")
 
 
-def compile_network(model: nn.Module) -> None:
-    """Compile a network where it is, for each shape anew; what cannot be compiled runs as it is, and torch says so."""
-    settings = torch._dynamo.config
-    settings.suppress_errors = True
-    settings.cache_size_limit = max(settings.cache_size_limit, MAX_COMPILED)  # which torch now calls recompile_limit
-    of_diffusers = "Dynamo detected a call to a `functools.lru_cache`-wrapped function at 'upsampling.py"
-    warnings.filterwarnings("ignore", of_diffusers, UserWarning)  # it asks for torch's version there
-    model.compile(dynamic=False)
+def step_mode_of(config: Config, accelerator: Accelerator) -> StepMode:
+    """Return how the steps of a config are executed on this machine."""
+    return choose_step_mode(config.speed, config.steps * config.batch_size, accelerator)
 
 
-def make_trainer(experiment: Experiment, accelerator: Accelerator) -> Trainer:
-    """Return the trainer of an experiment."""
+def make_trainer(experiment: Experiment, accelerator: Accelerator, step_mode: StepMode | None = None) -> Trainer:
+    """Return the trainer of an experiment.
+
+    Args:
+        experiment: What to train.
+        accelerator: Where and in which precision.
+        step_mode: How steps are executed, by default `step_mode_of` the experiment's config.
+    """
     config = experiment.config
     optimizer_class = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
     optimizer = optimizer_class(
@@ -67,23 +67,23 @@ def make_trainer(experiment: Experiment, accelerator: Accelerator) -> Trainer:
         weight_decay=config.weight_decay,
         fused=accelerator.device.type == "cuda",
     )
-    speed = choose_step_mode(config.speed, config.steps * config.batch_size, accelerator)
-    if speed.mode == "compile":
+    step_mode = step_mode or step_mode_of(config, accelerator)
+    if step_mode.mode == "compile":
         compile_network(experiment.model)
-    return Trainer(
+    trainer_class = ReplayedTrainer if step_mode.replays else Trainer
+    return trainer_class(
         experiment.model,
         experiment.objective,
         experiment.sampler,
         optimizer,
         accelerator=accelerator,
-        learning_rate=warmed_up(
+        learning_rate=learning_rate_schedule(
             config.learning_rate, config.warmup_steps, config.steps if config.schedule == "cosine" else None
         ),
         max_grad_norm=config.max_grad_norm,
         ema_decay=config.ema_decay,
         pairs=config.pairs,
-        graph=speed.replays,
-        channels_last=speed.mode == "compile" and accelerator.device.type == "cuda",
+        channels_last=step_mode.mode == "compile" and accelerator.device.type == "cuda",
         seed=config.seed,
     )
 
