@@ -2,10 +2,30 @@
 
 import signal
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from real_libraries import LIBRARIES
 
 torch.set_num_threads(1)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and so would the runs that tests start
 sys.path.append(str(LIBRARIES))  # last: what the environment has comes first
+
+
+@pytest.fixture(scope="session")
+def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a function that gives the directory of a run never interrupted, trained once per session."""
+    from small_runs import train_here
+
+    done: dict[str, Path] = {}
+
+    def directory_of(name: str, settings: Mapping[str, Any]) -> Path:
+        if name not in done:
+            done[name] = tmp_path_factory.mktemp("whole") / name
+            train_here(done[name], settings)
+        return done[name]
+
+    return directory_of

@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ import numpy as np
 import pytest
 from accelerate.state import AcceleratorState
 from PIL import Image
-
-sys.path.insert(0, str(Path(__file__).parent / "training"))
 from small_runs import SMALL, Child, start_ranks, train_here
 
 from kairostep.cli import main

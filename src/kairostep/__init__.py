@@ -45,9 +45,7 @@ from kairostep.timesteps import TimestepSampler as TimestepSampler
 from kairostep.timesteps import Uniform as Uniform
 from kairostep.timesteps import f_statistic as f_statistic
 from kairostep.timesteps import select_timesteps as select_timesteps
-
-__version__ = "0.1.0"
-
+from kairostep.version import __version__ as __version__
 
 if not TYPE_CHECKING:  # type checkers would take any name for one that is here
 

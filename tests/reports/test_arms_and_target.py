@@ -13,9 +13,9 @@ from scipy.stats import t as student
 from kairostep.reports.arms import Arm, arms_of
 from kairostep.reports.configurations import differences, warnings
 from kairostep.reports.results_table import results_table
-from kairostep.reports.run_history import HeldOut, RunHistory
 from kairostep.reports.target import first_reaching, ratio_to, spread_of
-from kairostep.reports.thinning import kept_points, kept_rows
+from kairostep.runs.history import HeldOut, RunHistory
+from kairostep.runs.thinning import kept_points, kept_rows
 
 
 def read(*directories: Path) -> list[Arm]:

@@ -28,9 +28,9 @@ from kairostep.data import Dataset
 from kairostep.experiments import Config, Trained
 from kairostep.experiments.experiment import load_data
 from kairostep.progress_meter import ProgressMeter
-from kairostep.training import Checkpoints, load_trained
-from kairostep.training.checkpoint import read
-from kairostep.training.trained import find_checkpoint
+from kairostep.runs import Checkpoints, load_trained
+from kairostep.runs.checkpoint import read
+from kairostep.runs.trained import find_checkpoint
 
 NUM_ROWS = 4096  # of the training set, from which gradients and training on a range draw
 

@@ -40,7 +40,7 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
 
     from kairostep.evaluation.job import EvaluationRequest, prepare
     from kairostep.evaluation.results import table
-    from kairostep.training import load_trained
+    from kairostep.runs import load_trained
 
     names = ("images", "num", "inception", "inception_sha256", "features", "held_out_images", "cache", "batch_size")
     request = EvaluationRequest(**{name: getattr(known, name) for name in names})

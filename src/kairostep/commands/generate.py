@@ -74,8 +74,8 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
 
     from kairostep.generation.job import Interrupted, Request, default_folder, generate_images, interruptible, num_there
     from kairostep.generation.record import read_record
-    from kairostep.training import load_trained
-    from kairostep.training.directory import alone_in
+    from kairostep.runs import load_trained
+    from kairostep.runs.directory import alone_in
 
     names = ("solver", "steps", "seed", "guidance", "classes", "precision", "format", "batch_size")
     num = DEFAULT_NUM if known.num is None else known.num

@@ -16,8 +16,8 @@ from kairostep.evaluation.images import ImageSource
 from kairostep.evaluation.likelihood import NUM_BINS, loss_profile
 from kairostep.evaluation.moments import FeatureStatistics, feature_statistics
 from kairostep.evaluation.results import Figure
-from kairostep.experiments.trained import Trained
 from kairostep.progress_meter import ProgressMeter
+from kairostep.runs.trained import Trained
 
 SEED = 1  # of the noise on held-out data and of KID's subsets: the same in all runs so that they pair
 LEVELS = 256

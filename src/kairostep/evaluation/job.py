@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-import kairostep
 from kairostep.checks import count
 from kairostep.data import Dataset
 from kairostep.evaluation.features import FeatureNetwork, NoInception, check_file, load_features, load_inception
@@ -22,7 +21,8 @@ from kairostep.evaluation.images import ImageSource, facts_beside, generated_in,
 from kairostep.evaluation.reference import reference_statistics
 from kairostep.evaluation.results import Figure, append
 from kairostep.experiments.experiment import load_data
-from kairostep.experiments.trained import Trained
+from kairostep.runs.trained import Trained
+from kairostep.version import __version__
 
 NAME = "evaluations.jsonl"
 NUM = 50_000  # generated images that FID is of by convention
@@ -89,7 +89,7 @@ class Evaluation:
             "checkpoint_sha256": self.trained.digest,
             "weights": self.trained.weights,
             "solver": None,
-            "kairostep": kairostep.__version__,
+            "kairostep": __version__,
         }
         append(run_directory(self.trained) / NAME, figures, common)
         return figures

@@ -15,7 +15,6 @@ from accelerate import PartialState
 from torch import Tensor
 
 from kairostep.checks import choice, count, nonnegative
-from kairostep.experiments.trained import Trained
 from kairostep.generation.generate import generate
 from kairostep.generation.grid import to_bytes
 from kairostep.generation.image_files import FORMATS, ImageFiles
@@ -23,6 +22,7 @@ from kairostep.generation.noise import NoiseOfImages, noise_of_images
 from kairostep.generation.record import check_record, write_record
 from kairostep.generation.solvers import network_evaluations, steps_of
 from kairostep.progress_meter import ProgressMeter
+from kairostep.runs.trained import Trained
 from kairostep.stopping import repeats, stopping_signals
 
 DECODED_ROWS = 32  # samples that an autoencoder decodes at once: images are much larger than latents

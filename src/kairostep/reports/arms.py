@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kairostep.reports.run_history import RunHistory
 from kairostep.reports.run_names import arm_name, run_names
+from kairostep.runs.history import RunHistory
 
 # Settings that leave no mark on the weights, and places: they do not part arms
 IGNORED = {"seed", "output", "resume", "workers", "cache", "trackers", "keep_checkpoints", "checkpoint_every"}

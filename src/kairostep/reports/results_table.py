@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kairostep.reports.arms import Arm, ShownRun, same_task
-from kairostep.reports.metrics_file import number
 from kairostep.reports.rounding import MISSING, counted, seconds, with_error
-from kairostep.reports.run_history import RunHistory
 from kairostep.reports.target import Cost, Ratio, is_paired, ratio_to, spread_of
+from kairostep.runs.history import RunHistory
+from kairostep.runs.metrics import number
 
 HOW_TO_READ = (
     "Every run with its last held-out figures ± standard error over images, and each arm's mean ± standard deviation "

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kairostep.reports.arms import Arm, same_task
-from kairostep.reports.run_history import HeldOut, RunHistory
+from kairostep.runs.history import HeldOut, RunHistory
 
 Cost = Literal["seconds", "evaluations"]
 # 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom; the normal one beyond

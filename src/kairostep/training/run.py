@@ -16,14 +16,14 @@ from safetensors import SafetensorError
 
 from kairostep.experiments import Config, build
 from kairostep.progress_meter import duration
+from kairostep.runs.checkpoint import CheckpointError, Checkpoints, read
+from kairostep.runs.directory import DirectoryLock, check, write_config
+from kairostep.runs.recorder import Recorder
 from kairostep.training.assembly import make_accelerator, make_batches, make_trainer, step_mode_of
-from kairostep.training.checkpoint import CheckpointError, Checkpoints, read
-from kairostep.training.directory import DirectoryLock, check, write_config
 from kairostep.training.export import export
 from kairostep.training.interruption import Interruption
 from kairostep.training.monitor import Monitor
 from kairostep.training.progress_lines import TrainingProgress, notes_on
-from kairostep.training.recorder import Recorder
 from kairostep.training.stopwatch import Stopwatch
 
 log = logging.getLogger("kairostep")
@@ -117,7 +117,8 @@ class Run:
             self.clock.start()
             while not self.finished:
                 # One step, exactly as a hand-written loop would take it
-                self.recorder.add(self.trainer.step(list(itertools.islice(batches, config.accumulate))))
+                step = self.trainer.step(list(itertools.islice(batches, config.accumulate)))
+                self.recorder.add(step.drawn, step.losses)
                 progress.advance(self.recorder.latest_loss)
                 # What is due: a line of metrics, samples, a checkpoint
                 line = self._measure(progress)

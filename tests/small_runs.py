@@ -16,8 +16,8 @@ import torch
 
 import kairostep.cli
 from kairostep.experiments import command_line
+from kairostep.runs.checkpoint import read
 from kairostep.training import Run
-from kairostep.training.checkpoint import read
 
 PATIENCE = 60.0  # seconds after which a child is considered stuck
 

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from small_runs import assert_same_state, hidden_files
 
-from kairostep.training import CheckpointError, Checkpoints
-from kairostep.training.checkpoint import read, read_facts, write
+from kairostep.runs import CheckpointError, Checkpoints
+from kairostep.runs.checkpoint import read, read_facts, write
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8]
 DTYPES += [torch.bool, torch.float8_e4m3fn]
@@ -99,7 +99,7 @@ def test_a_failing_writer_leaves_the_previous_file(
     checkpoints = Checkpoints(tmp_path, keep=2)
     path = checkpoints.save(5, {"x": torch.ones(100)}, {})
     before = path.read_bytes()
-    monkeypatch.setattr(f"kairostep.training.checkpoint.{place}", fault)
+    monkeypatch.setattr(f"kairostep.runs.checkpoint.{place}", fault)
     for step in (5, 6):
         with pytest.raises(OSError, match=r"No space|Input/output"):
             checkpoints.save(step, {"x": torch.zeros(100)}, {})

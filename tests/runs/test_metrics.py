@@ -26,8 +26,8 @@ from torch.testing import assert_close
 import kairostep as ks
 from kairostep.evaluation import held_out_loss
 from kairostep.experiments import preset
+from kairostep.runs.recorder import Recorder
 from kairostep.training.monitor import SAMPLE_SEED
-from kairostep.training.recorder import Recorder
 
 BIASED = {**ADAPTIVE, "sampler.unbiased": True, "label_dropout": 0.2}  # weights other than 1
 

@@ -14,9 +14,9 @@ from torch.testing import assert_close
 
 from kairostep.diffusion import EPSILON, VELOCITY, DiscreteProcess, FlowProcess
 from kairostep.experiments import experiment
-from kairostep.training import load_trained
-from kairostep.training.checkpoint import read, read_facts, write
-from kairostep.training.trained import decoder
+from kairostep.runs import load_trained
+from kairostep.runs.checkpoint import read, read_facts, write
+from kairostep.runs.trained import decoder
 
 SETTINGS = {**SMALL, "steps": 20, "checkpoint_every": 5, "keep_checkpoints": 4, "label_dropout": 0.1}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from kairostep.bounded_files import Unreadable, open_regular
 from kairostep.files import whole_file
 from kairostep.ranks import gather_over_ranks, rank
-from kairostep.training.trainer import Step
+from kairostep.timesteps import Timesteps
 
 log = logging.getLogger("kairostep")
 
@@ -35,9 +35,9 @@ class Recorder:
         self.pending: list[Tensor] = []  # (3, B) each: t, loss, weight
         self.weights = torch.ones(NUM_BINS, dtype=torch.float64)  # mean weight of the draws in each bin of t
 
-    def add(self, step: Step) -> None:
-        """Remember the losses of a step, without asking the device for them."""
-        self.pending.append(torch.stack([step.drawn.t, step.losses, step.drawn.weight]))
+    def add(self, drawn: Timesteps, losses: Tensor) -> None:
+        """Remember the draws and losses (B,) of a step, without asking the device for them."""
+        self.pending.append(torch.stack([drawn.t, losses, drawn.weight]))
 
     def latest_loss(self) -> float:
         """Return the mean loss of the latest step on this rank, which waits for the device."""

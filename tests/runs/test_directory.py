@@ -18,8 +18,8 @@ from small_runs import ADAPTIVE, CONTEXT, PATIENCE, SMALL, Child, arguments, ass
 
 import kairostep.cli
 from kairostep.data import batches
-from kairostep.training import checkpoint
-from kairostep.training.directory import DirectoryLock
+from kairostep.runs import checkpoint
+from kairostep.runs.directory import DirectoryLock
 
 QUICK = ["--steps=4", "--batch_size=8", "--network.channels=8", "--network.multipliers=[1,2]", "--network.blocks=1"]
 QUICK += ["--held_out_images=8", "--sample_steps=2", "--network.attention=[]"]

@@ -1,6 +1,7 @@
 """A model out of a run directory, without the data it was trained on."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,30 @@ from torch import Tensor, nn
 
 from kairostep.checks import choice
 from kairostep.data.autoencoder import open_autoencoder
-from kairostep.experiments.config import load
+from kairostep.diffusion import Objective, Prediction
+from kairostep.diffusion.process import Process
+from kairostep.experiments.config import Config, load
 from kairostep.experiments.experiment import make_network, make_objective
-from kairostep.experiments.trained import Trained as Trained
-from kairostep.training.checkpoint import CheckpointError, Checkpoints, read, read_digest
+from kairostep.runs.checkpoint import CheckpointError, Checkpoints, read, read_digest
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network in eval mode, without gradients, and what it was trained for."""
+
+    config: Config
+    process: Process
+    prediction: Prediction
+    objective: Objective
+    model: nn.Module
+    shape: tuple[int, ...]  # of a sample: (C, H, W), of a latent where there is an autoencoder
+    num_classes: int  # that the model is told, 0 if none; the null class has this number
+    to_pixels: Callable[[Tensor], Tensor]  # samples -> images (B, C, H, W) in [-1, 1]
+    clip: bool  # whether samples are pixels, which stay in [-1, 1]
+    checkpoint: Path
+    step: int
+    weights: str  # "ema" or "model"
+    digest: str  # SHA-256 of the checkpoint
 
 
 def load_trained(
@@ -95,15 +116,17 @@ def read_state(path: Path) -> dict[str, Any]:
 def decoder(autoencoder: str | None, device: torch.device) -> Callable[[Tensor], Tensor]:
     """Return the function from samples to images: an autoencoder's, or one that changes nothing."""
     if autoencoder is None:
-        return _unchanged
+        return keep_pixels
     opened = open_autoencoder(autoencoder)
-    return partial(_decoded, opened, opened.load(device))
+    return partial(decode, opened, opened.load(device))
 
 
-def _unchanged(x0: Tensor) -> Tensor:
+def keep_pixels(x0: Tensor) -> Tensor:
+    """Return samples that are images already."""
     return x0
 
 
 @torch.no_grad()
-def _decoded(autoencoder: Any, model: nn.Module, x0: Tensor) -> Tensor:
+def decode(autoencoder: Any, model: nn.Module, x0: Tensor) -> Tensor:
+    """Return the images of latents."""
     return torch.as_tensor(autoencoder.decode(model, x0.to(torch.float32)))

@@ -10,8 +10,8 @@ from small_runs import LEARNING, assert_same_state, state_of, train_here
 import kairostep as ks
 from kairostep.experiments.config import load
 from kairostep.renamed_options import with_new_names
-from kairostep.reports.run_history import RunHistory
-from kairostep.training import load_trained
+from kairostep.runs import load_trained
+from kairostep.runs.history import RunHistory
 
 SETTINGS = {**LEARNING["loss_second_moment"], "sampler.floor": 0.2}
 

@@ -1,6 +1,5 @@
 """A run directory for reports, whatever state it is in: still written, empty, crashed, torn, of an older version."""
 
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +9,8 @@ from typing import Any
 
 from kairostep.bounded_files import MAX_YAML, Unreadable, parse_yaml, read_bytes
 from kairostep.renamed_options import with_new_names
-from kairostep.reports.metrics_file import Metrics, number, parsed
+from kairostep.runs.metrics import Metrics, number, parsed
+from kairostep.version import __version__
 
 QUIET_SECONDS = 600  # a run that has written nothing for so long is taken for dead
 MAX_EVALUATIONS = 16_000_000  # bytes of evaluations.jsonl, those of two thousand evaluations
@@ -56,9 +56,7 @@ class RunHistory:
         held_out = _held_out(metrics)
         problems = [*problems, *metrics.problems, *_version_problems(config)]
         grids = _grids(directory)
-        return cls(
-            directory, config, text, metrics.thinned(), held_out, evaluations, grids, state, state_text, problems
-        )
+        return cls(directory, config, text, metrics.thin(), held_out, evaluations, grids, state, state_text, problems)
 
     @property
     def seed(self) -> Any:
@@ -200,9 +198,8 @@ def _duration(seconds: float) -> str:
 def _version_problems(config: Mapping[str, Any]) -> list[str]:
     provenance = config.get("provenance")
     version = provenance.get("kairostep") if isinstance(provenance, Mapping) else None
-    here = getattr(sys.modules.get("kairostep"), "__version__", None)  # an import of it here would import torch
-    if not config or version == here:
+    if not config or version == __version__:
         return []
     if version is None:
         return ["config.yaml names no version: it was cut short, or is none of `train`"]
-    return [f"written by kairostep {version}, this is {here}"]
+    return [f"written by kairostep {version}, this is {__version__}"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kairostep.bounded_files import Unreadable, line_chunks
-from kairostep.reports.thinning import kept_points, kept_rows
+from kairostep.runs.thinning import kept_points, kept_rows
 
 # What is read of a run at most: files can come from anybody
 MAX_BYTES = 500_000_000  # of metrics.jsonl, those of a million lines
@@ -44,7 +44,7 @@ class Series:
             self.steps.append(step)
             self.values.append(value)
 
-    def thinned(self) -> "Series":
+    def thin(self) -> "Series":
         """Return the points to draw."""
         kept = kept_points(self.values)
         return Series(array("d", (self.steps[i] for i in kept)), array("d", (self.values[i] for i in kept)))
@@ -80,7 +80,7 @@ class Histograms:
         self.steps.append(step)
         self.rows.append(row)
 
-    def thinned(self) -> "Histograms":
+    def thin(self) -> "Histograms":
         """Return those to draw."""
         kept = kept_rows(self.rows, NUM_HISTOGRAMS)
         return Histograms([self.steps[i] for i in kept], [self.rows[i] for i in kept])
@@ -141,13 +141,13 @@ class Metrics:
             else:
                 self._add_numbers(name, steps, values)
 
-    def thinned(self) -> "Metrics":
+    def thin(self) -> "Metrics":
         """Return what is drawn, the product of density and weights among it."""
         density, weights = (self.histograms.get(name, Histograms()) for name in HISTOGRAMS)
         drawn = {"density": density, "product": product(density, weights)}
         return Metrics(
-            {name: series.thinned() for name, series in self.series.items()},
-            {name: histograms.thinned() for name, histograms in drawn.items()},
+            {name: series.thin() for name, series in self.series.items()},
+            {name: histograms.thin() for name, histograms in drawn.items()},
             self.last_step,
         )
 

@@ -13,10 +13,10 @@ from typing import IO, Any
 import torch
 import yaml
 
-import kairostep
 from kairostep.experiments.config import Config, differences, load, to_dict
 from kairostep.experiments.experiment import fill_defaults
 from kairostep.files import whole_file
+from kairostep.version import __version__
 
 try:
     import fcntl
@@ -109,7 +109,7 @@ def provenance(device: torch.device, world_size: int) -> Mapping[str, Any]:
     versions = {name: _version(name) for name in PACKAGES} | {"torch": str(torch.__version__)}  # with its build
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
-        "kairostep": kairostep.__version__,
+        "kairostep": __version__,
         "python": platform.python_version(),
         **versions,
         "device": f"{device.type}: {name}",
