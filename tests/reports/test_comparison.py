@@ -11,7 +11,8 @@ import yaml
 import kairostep.reports
 from kairostep.experiments import preset
 from kairostep.experiments.config import with_overrides
-from kairostep.reports import RunHistory, comparison_table
+from kairostep.reports import comparison_table
+from kairostep.runs import RunHistory
 from kairostep.training import Run
 
 TINY = ["--network.channels=8", "--network.multipliers=[1,1]", "--network.attention=[]", "--workers=0"]
@@ -142,7 +143,7 @@ def test_a_folder_that_is_no_run_is_refused_by_name(content: str | None, tmp_pat
 
 
 def test_the_reader_that_was_removed_is_told_with_the_one_that_stays() -> None:
-    with pytest.raises(AttributeError, match="RunFiles was removed: take RunHistory"):
+    with pytest.raises(AttributeError, match=r"reports\.RunFiles has another name now: kairostep\.runs\.RunHistory"):
         _ = kairostep.reports.RunFiles
     with pytest.raises(AttributeError, match=r"module 'kairostep\.reports' has no attribute 'Nonsense'"):
         _ = kairostep.reports.Nonsense
