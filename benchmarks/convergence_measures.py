@@ -21,11 +21,12 @@ from kairostep.evaluation import (
     variational_bound,
 )
 from kairostep.evaluation.estimate import Estimate, mean_and_error
-from kairostep.evaluation.pairs import paired_draws
+from kairostep.evaluation.matched import matched_draws
 from kairostep.evaluation.reference import reference_statistics
-from kairostep.experiments import Config, Trained
+from kairostep.experiments import Config
 from kairostep.experiments.experiment import load_data
-from kairostep.generation.job import Request, make_batch
+from kairostep.generation.image_folder import Request, make_batch
+from kairostep.runs import Trained
 from kairostep.training import Run
 from kairostep.training.monitor import SAMPLE_SEED, Monitor
 
@@ -43,7 +44,9 @@ class CloserMonitor(Monitor):
         self.trainer, self.judge, self.fid_every = run.trainer, judge, fid_every
         if self.held_out is None:
             raise ValueError(f"data must have a held-out part, got {run.config.data.name} without: name other data")
-        self.draws = list(paired_draws(self.held_out[0], CHECKPOINT_BINS, SAMPLE_SEED))  # made once: costly on the host
+        self.draws = list(
+            matched_draws(self.held_out[0], CHECKPOINT_BINS, SAMPLE_SEED)
+        )  # made once: costly on the host
         self.batch_size = BATCH
         compile_as_trained(self.model, run.config)
 

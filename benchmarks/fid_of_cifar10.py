@@ -17,8 +17,8 @@ import torch
 from kairostep.data import load_cifar10
 from kairostep.evaluation import FeatureStatistics, feature_statistics, load_inception
 from kairostep.evaluation.features import INCEPTION_SHA256, FeatureNetwork
-from kairostep.evaluation.figures import image_figures
-from kairostep.evaluation.results import table
+from kairostep.evaluation.measure import measure_images
+from kairostep.evaluation.measurement import table
 
 
 def statistics_of(
@@ -53,7 +53,7 @@ def main() -> None:
     train = statistics_of(arguments.data, "train", arguments.num_train, network, arguments)
     test = statistics_of(arguments.data, "test", arguments.num_test, network, arguments)
     start = time.perf_counter()
-    figures = image_figures(test, train)
+    figures = measure_images(test, train)
     print(f"distances in {time.perf_counter() - start:.1f} s")
     print(table(figures))
 

@@ -22,10 +22,11 @@ from diffusers import DDIMPipeline, DDIMScheduler, DDPMPipeline
 from diffusers.utils import logging
 from side_by_side import Turn, ratio_of_speeds, take_turns
 
-from kairostep.experiments import Component, Trained, preset
+from kairostep.experiments import Component, preset
 from kairostep.experiments.experiment import make_network, make_objective
 from kairostep.generation import scheduler_for
-from kairostep.generation.job import Request, make_batch
+from kairostep.generation.image_folder import Request, make_batch
+from kairostep.runs import Trained
 
 
 def untrained(name: str, device: torch.device) -> Trained:

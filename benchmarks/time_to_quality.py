@@ -27,8 +27,9 @@ from torch import nn
 from train_speed import Steps, diffusers_loop, our_steps_of
 
 from kairostep.evaluation.features import INCEPTION_SHA256
-from kairostep.experiments import Component, Experiment, Trained, build, preset
+from kairostep.experiments import Component, Experiment, build, preset
 from kairostep.experiments.config import with_overrides
+from kairostep.runs import Trained
 from kairostep.training.assembly import make_accelerator, make_trainer
 from kairostep.training.monitor import Monitor
 

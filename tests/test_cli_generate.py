@@ -105,7 +105,7 @@ def test_a_generation_that_grows_knows_how_many_were_complete(run: Path, monkeyp
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kairostep.generation.job.make_missing", stopped)
+    monkeypatch.setattr("kairostep.generation.image_folder.make_missing", stopped)
     for _ in range(2):
         with pytest.raises(SystemExit):
             main(["generate", str(run), *QUICK, "--num", "20", "--output", "made"])

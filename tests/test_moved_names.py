@@ -11,6 +11,9 @@ MOVED = {
     "kairostep.training.CheckpointError": "kairostep.runs.CheckpointError",
     "kairostep.training.warmed_up": "kairostep.training.learning_rate_schedule",
     "kairostep.experiments.Trained": "kairostep.runs.Trained",
+    "kairostep.BetaPair": "kairostep.ConstantBeta",
+    "kairostep.timesteps.BetaPair": "kairostep.timesteps.ConstantBeta",
+    "kairostep.analysis.Ratio": "kairostep.analysis.VarianceRatio",
     "kairostep.reports.RunFiles": "kairostep.runs.RunHistory",
     "kairostep.reports.RunHistory": "kairostep.runs.RunHistory",
 }

@@ -24,8 +24,8 @@ from kairostep.diffusion import soft_min_snr as soft_min_snr
 from kairostep.diffusion import vlb as vlb
 from kairostep.names import from_name as from_name
 from kairostep.timesteps import Adaptive as Adaptive
-from kairostep.timesteps import BetaPair as BetaPair
 from kairostep.timesteps import BetaPolicy as BetaPolicy
+from kairostep.timesteps import ConstantBeta as ConstantBeta
 from kairostep.timesteps import Curriculum as Curriculum
 from kairostep.timesteps import FixedBeta as FixedBeta
 from kairostep.timesteps import GradientVariance as GradientVariance
@@ -55,4 +55,6 @@ if not TYPE_CHECKING:  # type checkers would take any name for one that is here
             from kairostep.names import REMOVED
 
             raise AttributeError(REMOVED["progress"])
+        if name == "BetaPair":
+            raise AttributeError("kairostep.BetaPair has another name now: kairostep.ConstantBeta")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

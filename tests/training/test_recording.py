@@ -144,7 +144,7 @@ def make_trainer(kind: type[Trainer], *, fused: bool) -> Trainer:
     model = Denoiser()
     optimizer = torch.optim.Adam(model.parameters(), fused=fused)
     objective = ks.Objective(ks.FlowProcess(), ks.VELOCITY)
-    sampler = ks.Adaptive(ks.BetaPair(), num_steps=10, probing=ks.Probing(every=2))
+    sampler = ks.Adaptive(ks.ConstantBeta(), num_steps=10, probing=ks.Probing(every=2))
     return kind(model, objective, sampler, optimizer, learning_rate=lambda step: 1e-2 / (1 + step), max_grad_norm=0.5)
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     import torch
 
-    from kairostep.experiments import Trained
-    from kairostep.generation.job import Request
+    from kairostep.generation.image_folder import Request
+    from kairostep.runs import Trained
 
 TEXT = """\
 Makes images with the model of a run, as in
@@ -72,7 +72,14 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     import torch
     from accelerate import PartialState
 
-    from kairostep.generation.job import Interrupted, Request, default_folder, generate_images, interruptible, num_there
+    from kairostep.generation.image_folder import (
+        Interrupted,
+        Request,
+        default_folder,
+        generate_images,
+        interruptible,
+        num_there,
+    )
     from kairostep.generation.record import read_record
     from kairostep.runs import load_trained
     from kairostep.runs.directory import alone_in

@@ -56,7 +56,7 @@ def check_pairs(sampler: TimestepSampler) -> None:
         raise ValueError(
             "pairs trade images between neighbours in t, so that a sampler must not draw t by the image, got "
             f"{type(sampler).__name__}, which does: pass pairs=False (--pairs=false), or "
-            "ks.Adaptive(ks.BetaPair()) (--sampler.policy=pair)"
+            "ks.Adaptive(ks.ConstantBeta()) (--sampler.policy=pair)"
         )
 
 

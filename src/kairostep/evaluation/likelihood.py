@@ -12,7 +12,7 @@ from kairostep.diffusion import Objective, constant, vlb
 from kairostep.diffusion.conditions import class_condition
 from kairostep.diffusion.weighting import LOG_SNR_LIMIT
 from kairostep.evaluation.estimate import Estimate, mean_and_error
-from kairostep.evaluation.pairs import paired_draws
+from kairostep.evaluation.matched import matched_draws
 
 NUM_BINS = 20  # of t, in a profile
 
@@ -95,7 +95,7 @@ def loss_profile(
     plain = Objective(objective.process, objective.prediction, constant())
     losses = torch.empty(len(x0), num_bins, dtype=torch.float64, device=x0.device)
     factors = torch.empty_like(losses)  # from the loss to the error of the noise
-    for number, draw in enumerate(paired_draws(x0, num_bins, seed)):
+    for number, draw in enumerate(matched_draws(x0, num_bins, seed)):
         t = draw.u.to(torch.float32).clamp(1e-6, 1 - 1e-6)
         log_snr = objective.process.log_snr(draw.u).clamp(-LOG_SNR_LIMIT, LOG_SNR_LIMIT)
         factors[:, number] = (log_snr + objective.prediction.log_x0_error(log_snr)).exp()

@@ -75,18 +75,7 @@ def build(config: Config, device: torch.device) -> Experiment:
     copies = TRAINING_COPIES if device.type == "cpu" else 1
     num_classes = dataset.num_classes if config.label_dropout is not None else 0
     model = make_network(config, dataset.shape, num_classes, copies=copies)
-    sampler = make(
-        "sampler",
-        SAMPLERS,
-        config.sampler,
-        process=process,
-        objective=objective,
-        model=model,
-        parameters=model.parameters(),
-        shape=dataset.shape,
-        accumulate=config.accumulate,
-        seed=config.seed,
-    )
+    sampler = make_sampler(config, objective, model, dataset.shape)
     if config.pairs:
         check_pairs(sampler)
     return Experiment(config, dataset, held_out, objective, model, sampler, num_classes)
@@ -116,6 +105,30 @@ def make_objective(config: Config) -> tuple[Config, Objective]:
     name = config.prediction or natural_prediction(process)
     weighting = make("weighting", WEIGHTINGS, config.weighting, process=process)
     return replace(config, prediction=name), Objective(process, make_prediction(name, process), weighting)
+
+
+def make_sampler(config: Config, objective: Objective, model: nn.Module, shape: tuple[int, ...]) -> TimestepSampler:
+    """Return the fresh sampler of a config.
+
+    Args:
+        config: Names the sampler.
+        objective: Whose losses it will be shown.
+        model: That is trained.
+        shape: Of a sample of x0.
+    """
+    sampler: TimestepSampler = make(
+        "sampler",
+        SAMPLERS,
+        config.sampler,
+        process=objective.process,
+        objective=objective,
+        model=model,
+        parameters=model.parameters(),
+        shape=shape,
+        accumulate=config.accumulate,
+        seed=config.seed,
+    )
+    return sampler
 
 
 def check(config: Config, process: Process, device: torch.device) -> None:

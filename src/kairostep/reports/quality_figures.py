@@ -4,8 +4,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from kairostep.plots import Axis, Curve, Figure, Panel
 from kairostep.reports.arms import Arm, ShownRun, parting
-from kairostep.reports.figure import Axis, Curve, Figure, Panel
 from kairostep.runs.history import RunHistory, evaluations_at
 from kairostep.runs.metrics import number
 from kairostep.runs.thinning import kept_points

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kairostep.plots import Figure
 from kairostep.reports.arms import Arm, arms_of
 from kairostep.reports.configurations import differences, warnings
-from kairostep.reports.figure import Figure
 from kairostep.reports.page import Group, needed, whole_page, write_page
 from kairostep.reports.quality_figures import quality_figures, selection_figure
 from kairostep.reports.results_table import results_table

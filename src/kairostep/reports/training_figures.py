@@ -3,8 +3,8 @@
 from array import array
 from collections.abc import Sequence
 
+from kairostep.plots import Axis, Curve, Figure, Heat, Panel
 from kairostep.reports.arms import ShownRun
-from kairostep.reports.figure import Axis, Curve, Figure, Heat, Panel
 from kairostep.reports.rounding import significant
 from kairostep.runs.metrics import Histograms, Metrics, number
 

@@ -20,9 +20,10 @@ _LATER = {
     "load_trained": "trained",
 }
 
+if not TYPE_CHECKING:  # type checkers would take any name for one that is here
 
-def __getattr__(name: str) -> Any:
-    """Return a name that is imported at its first use."""
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+    def __getattr__(name: str) -> Any:
+        """Return a name that is imported at its first use."""
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)

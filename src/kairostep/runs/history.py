@@ -9,16 +9,16 @@ from typing import Any
 
 from kairostep.bounded_files import MAX_YAML, Unreadable, parse_yaml, read_bytes
 from kairostep.renamed_options import with_new_names
-from kairostep.runs.metrics import Metrics, number, parsed
+from kairostep.runs.evaluations import EVALUATIONS, read_evaluations, reason_of
+from kairostep.runs.metrics import Metrics, number
 from kairostep.version import __version__
 
 QUIET_SECONDS = 600  # a run that has written nothing for so long is taken for dead
-MAX_EVALUATIONS = 16_000_000  # bytes of evaluations.jsonl, those of two thousand evaluations
-FILES = ("config.yaml", "metrics.jsonl", "evaluations.jsonl")
+FILES = ("config.yaml", "metrics.jsonl", EVALUATIONS)
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutPoint:
     """The held-out losses at one step, and what had been spent by then."""
 
     step: float
@@ -38,7 +38,7 @@ class RunHistory:
     config: Mapping[str, Any]
     config_text: str
     metrics: Metrics  # thinned
-    held_out: list[HeldOut]
+    held_out: list[HeldOutPoint]
     evaluations: list[dict[str, Any]]  # lines of evaluations.jsonl
     grids: list[Path]  # in the order of steps
     state: str  # finished, running, stopped or empty
@@ -51,7 +51,7 @@ class RunHistory:
         problems: list[str] = []
         config, text = _config(directory, problems)
         metrics = Metrics.read(directory / "metrics.jsonl")
-        evaluations = _evaluations(directory / "evaluations.jsonl", problems)
+        evaluations = read_evaluations(directory / EVALUATIONS, problems)
         state, state_text = _state(directory, config, metrics)
         held_out = _held_out(metrics)
         problems = [*problems, *metrics.problems, *_version_problems(config)]
@@ -75,7 +75,7 @@ class RunHistory:
         return value.get(name) if isinstance(value, Mapping) else None
 
     @cached_property
-    def last(self) -> HeldOut | None:
+    def last(self) -> HeldOutPoint | None:
         """The last held-out loss that is a number."""
         return next((point for point in reversed(self.held_out) if point.loss is not None), None)
 
@@ -112,7 +112,7 @@ def _config(directory: Path, problems: list[str]) -> tuple[Mapping[str, Any], st
     try:
         text = read_bytes(directory / "config.yaml", MAX_YAML).decode("utf-8", errors="replace")
     except (OSError, Unreadable) as error:
-        problems.append(f"config.yaml cannot be read: {_reason(error)}")
+        problems.append(f"config.yaml cannot be read: {reason_of(error)}")
         return {}, ""
     try:
         config = parse_yaml(text)
@@ -125,26 +125,6 @@ def _config(directory: Path, problems: list[str]) -> tuple[Mapping[str, Any], st
     return with_new_names({str(key): value for key, value in config.items()}), text
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "it is not there"
-    return str(getattr(error, "strerror", None) or error)
-
-
-def _evaluations(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    try:
-        lines = read_bytes(path, MAX_EVALUATIONS).decode("utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
-    except (OSError, Unreadable) as error:
-        problems.append(f"{path.name} cannot be read: {_reason(error)}")
-        return []
-    read = [parsed(line) for line in lines if line.strip()]
-    if None in read:
-        problems.append(f"{sum(line is None for line in read)} of {len(read)} lines of {path.name} cannot be read")
-    return [line for line in read if line is not None]
-
-
 def _grids(directory: Path) -> list[Path]:
     try:
         return sorted((directory / "samples").glob("step-*.png"))
@@ -152,14 +132,14 @@ def _grids(directory: Path) -> list[Path]:
         return []
 
 
-def _held_out(metrics: Metrics) -> list[HeldOut]:
+def _held_out(metrics: Metrics) -> list[HeldOutPoint]:
     names = ("loss", "loss_error", "vlb", "vlb_error")
     columns = {name: metrics.get(f"held_out/{name}") for name in names}
     exact = {name: dict(zip(column.steps, column.values, strict=True)) for name, column in columns.items()}
     steps = sorted({*columns["loss"].steps, *columns["vlb"].steps})
     seconds = metrics.get("seconds")
     return [
-        HeldOut(step, seconds.at(step), evaluations_at(metrics, step), *(exact[name].get(step) for name in names))
+        HeldOutPoint(step, seconds.at(step), evaluations_at(metrics, step), *(exact[name].get(step) for name in names))
         for step in steps
     ]
 

@@ -26,11 +26,12 @@ _RENAMED = {
     "warmed_up": "kairostep.training.learning_rate_schedule",
 }
 
+if not TYPE_CHECKING:  # type checkers would take any name for one that is here
 
-def __getattr__(name: str) -> Any:
-    """Return a name that is imported at its first use."""
-    if name in _RENAMED:
-        raise AttributeError(f"{__name__}.{name} has another name now: {_RENAMED[name]}")
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+    def __getattr__(name: str) -> Any:
+        """Return a name that is imported at its first use."""
+        if name in _RENAMED:
+            raise AttributeError(f"{__name__}.{name} has another name now: {_RENAMED[name]}")
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)

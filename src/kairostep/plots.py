@@ -1,4 +1,4 @@
-"""What a page draws, as plain data: a `Figure` of `Panel`s, each with `Curve`s or a `Heat`.
+"""Plots as plain data, for pages and pictures: a `Figure` of `Panel`s, each with `Curve`s or a `Heat`.
 
 `kairostep.reports.write_figures(title, intro, figures, output)` makes one self-contained HTML page of them:
 
@@ -80,6 +80,7 @@ class Panel:
     curves: Sequence[Curve] = ()
     heat: Heat | None = None
     title: str = ""
+    marks: Sequence[tuple[float, str]] = ()  # vertical lines at x with a word each, drawn in pictures
 
     def plain(self) -> dict[str, Any]:
         """Return what the page needs of it."""

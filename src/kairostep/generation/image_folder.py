@@ -17,7 +17,7 @@ from torch import Tensor
 from kairostep.checks import choice, count, nonnegative
 from kairostep.generation.generate import generate
 from kairostep.generation.grid import to_bytes
-from kairostep.generation.image_files import FORMATS, ImageFiles
+from kairostep.generation.image_files import FORMATS, GeneratedFiles
 from kairostep.generation.noise import NoiseOfImages, noise_of_images
 from kairostep.generation.record import check_record, write_record
 from kairostep.generation.solvers import network_evaluations, steps_of
@@ -135,7 +135,7 @@ def num_there(request: Request, folder: Path) -> int:
     return request.num - sum(1 for _ in FORMATS[request.format](folder, request.num).missing())
 
 
-def make_missing(trained: Trained, request: Request, files: ImageFiles, state: PartialState, num_done: int) -> None:
+def make_missing(trained: Trained, request: Request, files: GeneratedFiles, state: PartialState, num_done: int) -> None:
     """Make this process's share of the images that are missing."""
     meter = ProgressMeter(request.num, "making", unit="image", done=num_done, shown=state.is_main_process)
     steps = steps_of(trained.process, request.solver, request.steps)
@@ -147,7 +147,7 @@ def make_missing(trained: Trained, request: Request, files: ImageFiles, state: P
 
 
 @dataclass(frozen=True)
-class Batch:
+class PendingImages:
     """Images that may still be in the making on their device."""
 
     images: list[int]
@@ -155,7 +155,7 @@ class Batch:
     finite: Tensor  # () bool
 
 
-def make_batch(trained: Trained, request: Request, images: list[int], device: torch.device) -> Batch:
+def make_batch(trained: Trained, request: Request, images: list[int], device: torch.device) -> PendingImages:
     """Return the images of these numbers."""
     numbers = torch.tensor(images).to(device, non_blocking=True)  # the batch before may still be in the making
     layout = torch.channels_last if device.type == "cuda" and len(trained.shape) == 3 else torch.contiguous_format
@@ -182,13 +182,13 @@ def make_batch(trained: Trained, request: Request, images: list[int], device: to
             step_noise=lambda step: added(step).contiguous(memory_format=layout),
         )
     pixels = torch.cat([to_bytes(trained.to_pixels(part)) for part in torch.split(samples, DECODED_ROWS)])
-    return Batch(images, pixels.permute(0, 2, 3, 1), samples.isfinite().all())
+    return PendingImages(images, pixels.permute(0, 2, 3, 1), samples.isfinite().all())
 
 
 class Writer:
     """Writes a batch in a thread while the next one is made; at the end of the block all is written."""
 
-    def __init__(self, files: ImageFiles) -> None:
+    def __init__(self, files: GeneratedFiles) -> None:
         self.files = files
         self.thread = ThreadPoolExecutor(1)
         self.pending: Future[None] | None = None
@@ -196,7 +196,7 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
-    def put(self, batch: Batch) -> None:
+    def put(self, batch: PendingImages) -> None:
         """Hand over a batch, once the one before is on disk."""
         pixels, finite = (tensor.to("cpu", non_blocking=True) for tensor in (batch.pixels, batch.finite))
         copied = torch.Event(batch.pixels.device) if batch.pixels.is_cuda else None
@@ -204,9 +204,9 @@ class Writer:
             copied.record()
         if self.pending is not None:
             self.pending.result()
-        self.pending = self.thread.submit(self._write, Batch(batch.images, pixels, finite), copied)
+        self.pending = self.thread.submit(self._write, PendingImages(batch.images, pixels, finite), copied)
 
-    def _write(self, batch: Batch, copied: torch.Event | None) -> None:
+    def _write(self, batch: PendingImages, copied: torch.Event | None) -> None:
         if copied is not None:
             copied.synchronize()
         if not batch.finite:

@@ -15,11 +15,12 @@ from PIL import Image
 from torch import Tensor
 
 from kairostep.diffusion import EPSILON, DiscreteProcess, FlowProcess, Objective
-from kairostep.experiments import Config, Trained
-from kairostep.generation import job
-from kairostep.generation.job import Request, default_folder, generate_images
+from kairostep.experiments import Config
+from kairostep.generation import image_folder
+from kairostep.generation.image_folder import Request, default_folder, generate_images
 from kairostep.networks import ddpm_unet
 from kairostep.progress_meter import ProgressMeter
+from kairostep.runs import Trained
 
 SHAPE = (1, 8, 8)
 QUICK = Request(num=13, solver="ddpm", steps=4, batch_size=5)
@@ -229,7 +230,7 @@ def test_progress_counts_the_images_by_the_evaluations_they_take(
             super().__init__(*args, **options)
             meters.append(self)
 
-    monkeypatch.setattr(job, "ProgressMeter", Kept)
+    monkeypatch.setattr(image_folder, "ProgressMeter", Kept)
     request = Request(num=7, steps=3, batch_size=4, solver=solver, guidance=guidance)
     generate_images(trained_model(num_classes=3), request, tmp_path / "made", state)
     (meter,) = meters

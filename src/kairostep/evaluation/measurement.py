@@ -1,11 +1,8 @@
-"""Figures, as a table for people and as lines of `evaluations.jsonl`."""
+"""One number with its error, and a table of them for people."""
 
-import json
 import math
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from kairostep.evaluation.estimate import Estimate
@@ -14,7 +11,7 @@ MAX_DIGITS = 7  # after the point
 
 
 @dataclass(frozen=True)
-class Figure:
+class Measurement:
     """One measured number."""
 
     what: str
@@ -29,26 +26,14 @@ class Figure:
         return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in line.items()}
 
 
-def append(path: Path, figures: Iterable[Figure], common: Mapping[str, Any]) -> None:
-    """Append one line per figure, all of them or none; a line that was torn earlier stays alone."""
-    text = "".join(json.dumps(figure.line(common), allow_nan=False) + "\n" for figure in figures)
-    with path.open("a+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(0, end - 1))
-        torn = end > 0 and file.read(1) != b"\n"
-        file.write((("\n" if torn else "") + text).encode())
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def table(figures: Sequence[Figure]) -> str:
-    """Return the figures in columns, values rounded to what their errors allow."""
-    names = [_name(figure) for figure in figures]
-    values = [rounded(figure.estimate) for figure in figures]
+def table(measurements: Sequence[Measurement]) -> str:
+    """Return the measurements in columns, values rounded to what their errors allow."""
+    names = [_name(measurement) for measurement in measurements]
+    values = [rounded(measurement.estimate) for measurement in measurements]
     widths = [max(map(len, column), default=0) for column in (names, values)]
     return "\n".join(
-        f"{name:{widths[0]}}  {value:>{widths[1]}}  n = {figure.n}"
-        for name, value, figure in zip(names, values, figures, strict=True)
+        f"{name:{widths[0]}}  {value:>{widths[1]}}  n = {measurement.n}"
+        for name, value, measurement in zip(names, values, measurements, strict=True)
     )
 
 
@@ -62,8 +47,8 @@ def rounded(estimate: Estimate) -> str:
     return f"{estimate.value:.{digits}f} ± {estimate.error:.{digits}f}"
 
 
-def _name(figure: Figure) -> str:
-    if "t" not in figure.facts:
-        return figure.what
-    start, end = figure.facts["t"]
-    return f"{figure.what} t {start:.2f}..{end:.2f}"
+def _name(measurement: Measurement) -> str:
+    if "t" not in measurement.facts:
+        return measurement.what
+    start, end = measurement.facts["t"]
+    return f"{measurement.what} t {start:.2f}..{end:.2f}"

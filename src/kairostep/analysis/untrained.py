@@ -7,16 +7,15 @@ from torch import nn
 
 from kairostep.analysis.preview import NUM_DRAWS, Preview, preview_of
 from kairostep.diffusion import Objective
-from kairostep.experiments import SAMPLERS, Config
-from kairostep.experiments.components import make
-from kairostep.experiments.experiment import make_objective
+from kairostep.experiments import Config
+from kairostep.experiments.experiment import make_objective, make_sampler
 from kairostep.timesteps import TimestepSampler
 
-SHAPE = (4,)  # of a sample that stands in for those of the data
+SHAPE = (4,)  # of a sample, in place of those of the data
 
 
 @dataclass(frozen=True)
-class Parts:
+class UntrainedParts:
     """What decides where draws go and what is optimised; config has all defaults of these parts filled in."""
 
     config: Config
@@ -28,20 +27,8 @@ class Parts:
         return preview_of(self.objective, self.sampler, x0=torch.zeros(NUM_DRAWS, *SHAPE))
 
 
-def parts_without_data(config: Config) -> Parts:
+def untrained_parts(config: Config) -> UntrainedParts:
     """Return the objective and the fresh sampler of a config; a tiny network stands in for the one it trains."""
     config, objective = make_objective(config)
-    model = nn.Linear(1, 1)
-    sampler: TimestepSampler = make(
-        "sampler",
-        SAMPLERS,
-        config.sampler,
-        process=objective.process,
-        objective=objective,
-        model=model,
-        parameters=model.parameters(),
-        shape=SHAPE,
-        accumulate=config.accumulate,
-        seed=config.seed,
-    )
-    return Parts(config, objective, sampler)
+    sampler = make_sampler(config, objective, nn.Linear(1, 1), SHAPE)
+    return UntrainedParts(config, objective, sampler)

@@ -23,7 +23,7 @@ Track = Callable[[Sequence[T]], Iterable[T]]
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class VarianceRatio:
     """A ratio with its 95 % interval, of resampled pairs of gradients."""
 
     value: float
@@ -53,7 +53,7 @@ class VarianceProfile:
     per_pair: Tensor  # (num_pairs, K) independent estimates of the variance of L_simple's gradient
     num_evaluations: int  # of the network, each with its backward pass
 
-    def early_to_late(self, *, bound: bool = False) -> Ratio:
+    def early_to_late(self, *, bound: bool = False) -> VarianceRatio:
         """Return the mean variance at t < 0.2 over that at t >= 0.8, of L_simple or, for the bound, of L_VLB."""
         t, weight = (torch.tensor([getattr(at, key) for at in self.at]).double() for key in ("t", "vlb_weight"))
         values = self.per_pair * weight.square() if bound else self.per_pair
@@ -164,9 +164,9 @@ def _at(objective: Objective, t: float, weight: float, measured: Measured) -> Va
     )
 
 
-def bootstrapped_ratio(above: Tensor, below: Tensor, *, seed: int = 0) -> Ratio:
+def bootstrapped_ratio(above: Tensor, below: Tensor, *, seed: int = 0) -> VarianceRatio:
     """Return the ratio of two means over the same units (N,) with an interval of resampled units."""
     index = torch.randint(len(above), (NUM_RESAMPLES, len(above)), generator=torch.Generator().manual_seed(seed))
     resampled = above[index].mean(1) / below[index].mean(1)
     low, high = torch.quantile(resampled, torch.tensor([0.025, 0.975], dtype=resampled.dtype)).tolist()
-    return Ratio(float(above.mean() / below.mean()), low, high)
+    return VarianceRatio(float(above.mean() / below.mean()), low, high)

@@ -50,16 +50,16 @@ def rows_of_value(value: Any, rows: Tensor, num_rows: int) -> Any:
     return value[rows] if per_row else value
 
 
-def checked_sampler(sampler: TimestepSampler) -> TimestepSampler:
+def require_sampler(sampler: TimestepSampler) -> TimestepSampler:
     """Return `sampler` if it is one."""
     if not isinstance(sampler, TimestepSampler):
         raise ValueError(f"sampler must be a kairostep sampler, got {sampler!r}: pass for instance ks.RootLoss()")
     return sampler
 
 
-def check_reach(sampler: TimestepSampler, where: str, *, x0: bool, loss_at: bool) -> None:
+def check_needs(sampler: TimestepSampler, where: str, *, x0: bool, loss_at: bool) -> None:
     """Raise unless the sampler does with what can be had in this place."""
-    checked_sampler(sampler)
+    require_sampler(sampler)
     name = type(sampler).__name__
     if sampler.uses_x0 and not x0:
         raise ValueError(

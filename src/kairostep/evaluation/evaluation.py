@@ -1,4 +1,4 @@
-"""An evaluation: what is checked before anything is computed, then the figures, each written when it is there."""
+"""An evaluation: what is checked before anything is computed, then the measurements, each written when it is there."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -10,17 +10,18 @@ import torch
 from kairostep.checks import count
 from kairostep.data import Dataset
 from kairostep.evaluation.features import FeatureNetwork, NoInception, check_file, load_features, load_inception
-from kairostep.evaluation.figures import (
+from kairostep.evaluation.images import ImageSource, facts_beside, generated_in, num_complete, open_images
+from kairostep.evaluation.measure import (
     HeldOutData,
     generation_facts,
-    held_out_figures,
-    image_figures,
+    measure_held_out,
+    measure_images,
     source_statistics,
 )
-from kairostep.evaluation.images import ImageSource, facts_beside, generated_in, num_complete, open_images
+from kairostep.evaluation.measurement import Measurement
 from kairostep.evaluation.reference import reference_statistics
-from kairostep.evaluation.results import Figure, append
 from kairostep.experiments.experiment import load_data
+from kairostep.runs.evaluations import EVALUATIONS, append_evaluations
 from kairostep.runs.trained import Trained
 from kairostep.version import __version__
 
@@ -68,10 +69,10 @@ class Evaluation:
     reference: Dataset | None  # images
     notes: list[str]  # what is left out, and how to get it
 
-    def figures(self) -> Iterator[list[Figure]]:
-        """Yield the figures in groups, after they were appended to the run's evaluations.jsonl."""
+    def measure(self) -> Iterator[list[Measurement]]:
+        """Yield the measurements in groups, after they were appended to the run's evaluations.jsonl."""
         if self.held_out is not None:
-            yield self._written(held_out_figures(self.trained, self.held_out, batch_size=self.request.batch_size))
+            yield self._written(measure_held_out(self.trained, self.held_out, batch_size=self.request.batch_size))
         if self.network is None or self.reference is None:
             return
         shared: dict[str, Any] = {"device": self.device, "batch_size": self.request.batch_size}
@@ -81,9 +82,9 @@ class Evaluation:
         for source in self.sources:
             generated = source_statistics(source, self.network, self.request.num or NUM, **shared)
             facts = {**generation_facts(source), "features": self.network.name, "digests": digests}
-            yield self._written(image_figures(generated, reference, facts))
+            yield self._written(measure_images(generated, reference, facts))
 
-    def _written(self, figures: list[Figure]) -> list[Figure]:
+    def _written(self, measurements: list[Measurement]) -> list[Measurement]:
         common = {
             "checkpoint": self.trained.step,
             "checkpoint_sha256": self.trained.digest,
@@ -91,8 +92,8 @@ class Evaluation:
             "solver": None,
             "kairostep": __version__,
         }
-        append(run_directory(self.trained) / NAME, figures, common)
-        return figures
+        append_evaluations(run_directory(self.trained) / EVALUATIONS, [one.line(common) for one in measurements])
+        return measurements
 
 
 def prepare(trained: Trained, request: EvaluationRequest, device: torch.device) -> Evaluation:

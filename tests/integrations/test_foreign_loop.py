@@ -15,9 +15,9 @@ import kairostep as ks
 from kairostep.integrations.accelerate import Accelerated
 from kairostep.integrations.diffusers import Scheduled
 from kairostep.integrations.flow_matching import PathSampler
+from kairostep.integrations.foreign_loop import name_of
 from kairostep.integrations.k_diffusion import SampleDensity
 from kairostep.integrations.noise_levels import LogNormal
-from kairostep.integrations.reach import name_of
 from kairostep.timesteps.sampler import UNSHOWN
 
 ROWS = torch.empty(4, 0)

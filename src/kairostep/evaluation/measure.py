@@ -1,4 +1,4 @@
-"""The figures of a trained model: on held-out data, and of the images it generated."""
+"""The measurements of a trained model: on held-out data, and of the images it generated."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from kairostep.evaluation.estimate import Estimate
 from kairostep.evaluation.features import FeatureNetwork
 from kairostep.evaluation.images import ImageSource
 from kairostep.evaluation.likelihood import NUM_BINS, loss_profile
+from kairostep.evaluation.measurement import Measurement
 from kairostep.evaluation.moments import FeatureStatistics, feature_statistics
-from kairostep.evaluation.results import Figure
 from kairostep.progress_meter import ProgressMeter
 from kairostep.runs.trained import Trained
 
@@ -25,7 +25,7 @@ LEVELS = 256
 
 @dataclass(frozen=True)
 class HeldOutData:
-    """The rows that held-out figures are taken on."""
+    """The rows that held-out measurements are taken on."""
 
     x0: Tensor  # (N, ...)
     labels: Tensor | None  # (N,)
@@ -41,7 +41,7 @@ class HeldOutData:
         return cls(x0, kept, LEVELS if pixels else None, dataset.fingerprint())
 
 
-def held_out_figures(trained: Trained, data: HeldOutData, *, batch_size: int = 256) -> list[Figure]:
+def measure_held_out(trained: Trained, data: HeldOutData, *, batch_size: int = 256) -> list[Measurement]:
     """Return bound, losses, and losses by time, in float32."""
     seen: dict[str, Any] = {"labels": data.labels, "seed": SEED, "batch_size": batch_size}
     n = len(data.x0)
@@ -52,38 +52,38 @@ def held_out_figures(trained: Trained, data: HeldOutData, *, batch_size: int = 2
     facts = {"on": "held-out data", "seeds": [SEED], "digests": {"data": data.digest}}
     bits = {**facts, "levels": data.levels, "network_evaluations": bound.num_evaluations}
     losses = {**facts, "network_evaluations": profile.num_evaluations}
-    figures = [
-        Figure("vlb_bits_per_dim", bound.total, n, bits),
-        Figure("vlb_prior", bound.prior, n, bits),
-        Figure("vlb_diffusion", bound.diffusion, n, bits),
-        Figure("vlb_reconstruction", bound.reconstruction, n, bits),
-        Figure("loss", profile.loss, n, losses),
-        Figure("epsilon_mse", profile.epsilon_mse, n, losses),
+    measurements = [
+        Measurement("vlb_bits_per_dim", bound.total, n, bits),
+        Measurement("vlb_prior", bound.prior, n, bits),
+        Measurement("vlb_diffusion", bound.diffusion, n, bits),
+        Measurement("vlb_reconstruction", bound.reconstruction, n, bits),
+        Measurement("loss", profile.loss, n, losses),
+        Measurement("epsilon_mse", profile.epsilon_mse, n, losses),
     ]
     for part in profile.bins:
         place = {"t": [part.start, part.end], "log_snr": part.log_snr, "network_evaluations": n}
         loss = {"loss": part.loss.value, "loss_standard_error": part.loss.error}
-        figures.append(Figure("epsilon_mse_at", part.epsilon_mse, n, {**facts, **place, **loss}))
-    return figures
+        measurements.append(Measurement("epsilon_mse_at", part.epsilon_mse, n, {**facts, **place, **loss}))
+    return measurements
 
 
-def image_figures(
+def measure_images(
     generated: FeatureStatistics, reference: FeatureStatistics, facts: Mapping[str, Any] | None = None
-) -> list[Figure]:
+) -> list[Measurement]:
     """Return FID, KID, precision and recall of features."""
     n, rows = generated.moments.count, (generated.sample.rows, reference.sample.rows)
     shared = {**(facts or {}), "reference_n": reference.moments.count}
-    figures = [Figure("fid", fid(generated, reference), n, shared)]
+    measurements = [Measurement("fid", fid(generated, reference), n, shared)]
     num_rows = min(map(len, rows))
     if num_rows > 1:
         kid = kernel_distance(*rows, seed=SEED)
-        figures.append(Figure("kid", kid, num_rows, {**shared, "reference_n": num_rows}))
+        measurements.append(Measurement("kid", kid, num_rows, {**shared, "reference_n": num_rows}))
     if num_rows > 3:
         shares = precision_recall(*rows)
         for name in ("precision", "recall"):
             estimate = Estimate(getattr(shares, name), getattr(shares, f"{name}_error"))
-            figures.append(Figure(name, estimate, num_rows, {**shared, "reference_n": num_rows}))
-    return figures
+            measurements.append(Measurement(name, estimate, num_rows, {**shared, "reference_n": num_rows}))
+    return measurements
 
 
 def source_statistics(
@@ -94,7 +94,7 @@ def source_statistics(
 
 
 def generation_facts(source: ImageSource) -> dict[str, Any]:
-    """Return what a figure of generated images depends on, as far as `generation.json` beside them says it."""
+    """Return what a measurement of generated images depends on, as far as `generation.json` beside them says it."""
     made = source.generation()
     known = {"checkpoint": "step", "checkpoint_sha256": "digest", "weights": "weights"}
     return {
