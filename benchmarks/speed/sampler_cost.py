@@ -1,6 +1,6 @@
 """What a sampler costs: `sample` + `observe` beside `torch.randint` and nothing, and the memory it holds.
 
-    python benchmarks/sampler_cost.py [--device cuda] [--batch 128] [--rounds 30]
+    python benchmarks/speed/sampler_cost.py [--device cuda] [--batch 128] [--rounds 30]
 
 Samplers are measured in turn, round after round, so that a slow moment of the machine hits all of them; the table gives
 medians. Network evaluations are counted by a loss that counts, per step over the whole measurement.

@@ -1,7 +1,7 @@
 """Images per second of training loops, side by side in one run: ours in each mode, and what people use today.
 
-    python benchmarks/train_speed.py                                                  # digits, on a CPU
-    python benchmarks/train_speed.py --device cuda --preset cifar10-small --batch 128 [--loops ...] [--profile FILE]
+    python benchmarks/speed/train_speed.py  # digits, on a CPU
+    python benchmarks/speed/train_speed.py --device cuda --preset cifar10-small --batch 128 [--loops ...] [--profile F]
 
 Loops: `diffusers` is written as the library's example of unconditional training is, with its own components
 (accelerate, data loader, AdamW, learning-rate schedule, EMAModel); `bare` is plain PyTorch with everything resident,

@@ -1,7 +1,7 @@
 """What samplers that learn cost per training step, beside uniform, through the trainer, in one run.
 
-    python benchmarks/learning_cost.py                                                       # digits, on a CPU
-    python benchmarks/learning_cost.py --preset cifar10-ddpm --speed=graph --data.path=cifar10.npz   # the paper's U-Net
+    python benchmarks/speed/learning_cost.py  # digits, on a CPU
+    python benchmarks/speed/learning_cost.py --preset cifar10-ddpm --speed=graph --data.path=cifar10.npz  # its U-Net
 
 Each sampler trains a network of its own. They take turns of 40 steps, which hold one probe of those that probe, in
 another order in every round; ratios are of a turn to uniform's turn in the same round, geometric means ± 1.96

@@ -1,7 +1,7 @@
 """Samplers and variance reduction where the best prediction is known: excess error on Gaussian mixtures, many seeds.
 
-    python benchmarks/exact_mixture.py [--arms uniform root-loss ...] [--settings linear-8 flow-8 ...] [--output FOLDER]
-    python benchmarks/exact_mixture.py --list
+    python benchmarks/mixtures/exact_mixture.py [--arms uniform root-loss ...] [--settings linear-8] [--output FOLDER]
+    python benchmarks/mixtures/exact_mixture.py --list
 
 Data are mixtures of 8 Gaussians in 2, 8 and 32 dimensions; x_t of the linear, the cosine and the flow process. An MLP
 of three hidden layers of 64 predicts the noise, for flow the velocity; batch 64, Adam at 1e-3, averaged weights. What

@@ -1,7 +1,7 @@
 """FID, KID, precision and recall of CIFAR-10's test images against its training images, with the real Inception.
 
-    python benchmarks/fid_of_cifar10.py cifar10.npz --device cuda
-    python benchmarks/fid_of_cifar10.py cifar10.npz --num_train 200 --num_test 100     # a look at it, on a CPU
+    python benchmarks/evaluation/fid_of_cifar10.py cifar10.npz --device cuda
+    python benchmarks/evaluation/fid_of_cifar10.py cifar10.npz --num_train 200 --num_test 100  # a look, on a CPU
 
 No model takes part: the figure, about 3.15 for all 50000 and 10000 images, says whether network, resizing and
 arithmetic are those of the literature. With fewer images FID is larger.

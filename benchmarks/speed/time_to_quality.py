@@ -1,6 +1,6 @@
 """Seconds of training until a model is as good as another loop's: ours as it comes, and diffusers' example.
 
-    python benchmarks/time_to_quality.py --data.path=cifar10.npz --inception inception.pt --output FILE
+    python benchmarks/speed/time_to_quality.py --data.path=cifar10.npz --inception inception.pt --output FILE
 
 Both train the same network from the same weights with the same hyper-parameters (Adam, learning rate, clipping, batch,
 bf16, averaged weights) on the same GPU, one after the other: `diffusers` is the loop of train_speed.py on the real
@@ -14,6 +14,7 @@ import argparse
 import copy
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from convergence_measures import Judge, open_judge
 from torch import nn
 from train_speed import Steps, diffusers_loop, our_steps_of
 
@@ -32,6 +32,9 @@ from kairostep.experiments.config import with_overrides
 from kairostep.runs import Trained
 from kairostep.training.assembly import make_accelerator, make_trainer
 from kairostep.training.monitor import Monitor
+
+sys.path.append(str(Path(__file__).parents[1]))
+from convergence_measures import Judge, open_judge
 
 
 @dataclass(frozen=True)

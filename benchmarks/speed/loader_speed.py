@@ -1,6 +1,6 @@
 """Whether reading a folder of images keeps up with training: streamed from JPEG files beside resident on the device.
 
-    python benchmarks/loader_speed.py [--device cuda] [--workers 4,8,16]
+    python benchmarks/speed/loader_speed.py [--device cuda] [--workers 4,8,16]
 
 Makes JPEG files a quarter larger than asked for, so that each is decoded, resized and cut as photographs are. `reads`
 is images per second of the stream alone, decoded by so many worker processes; `trains` is the `images` preset's network

@@ -1,6 +1,6 @@
 """How well a few selected timesteps stand for the whole objective, by the number of timesteps in the sweep.
 
-    python benchmarks/selection_quality.py [--seeds 3]
+    python benchmarks/samplers/selection_quality.py [--seeds 3]
 
 A network is trained on 8x8 digits; every ten steps the drop of the loss is measured for every row of the batch at all
 1000 timesteps, with the same noise before and after the step. From the last 20 sweeps, of one or more x0, three

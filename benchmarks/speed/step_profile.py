@@ -1,6 +1,6 @@
 """Where the time of a training step goes: kernels by kind, as train_speed.py --profile writes it, and as a picture.
 
-python benchmarks/step_profile.py results/train_speed/cifar10-{small,ddpm}-128.json --output docs/step_profile.png
+python benchmarks/speed/step_profile.py results/train_speed/cifar10-{small,ddpm}-128.json --output docs/step_profile.png
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Images per second of our generation beside diffusers' pipelines with the same model, steps, batch and precision.
 
-    python benchmarks/generate_speed.py                                          # the digits preset, for a CPU
-    python benchmarks/generate_speed.py --device cuda --preset cifar10-small --preset cifar10-ddpm
+    python benchmarks/speed/generate_speed.py                                          # the digits preset, for a CPU
+    python benchmarks/speed/generate_speed.py --device cuda --preset cifar10-small --preset cifar10-ddpm
 
 DDPM beside DDPMPipeline and DDIM beside DDIMPipeline, from noise to pixels on the host. A turn is one batch; both take
 turns in every round, in random order; the ratio of speeds is that of turns in the same round, averaged over rounds,

@@ -1,6 +1,6 @@
 """What floor, reward and entropy of the adaptive sampler do to a small network on 8x8 digits, over several seeds.
 
-    python benchmarks/adaptive_digits.py [--seeds 5] [--steps 4000]
+    python benchmarks/samplers/adaptive_digits.py [--seeds 5] [--steps 4000]
 
 All arms of a seed share initial weights, data order and number of steps. The averaged weights are measured on digits
 held out, at stratified times with fixed noise: squared error of the noise over uniform t, variational bound (x 1e-3),
