@@ -37,8 +37,9 @@ from kairostep.experiments import TABLES, Config, preset
 from kairostep.experiments.components import checked_options, with_defaults
 from kairostep.experiments.config import to_dict, unknown, with_overrides
 from kairostep.experiments.experiment import make_objective
-from kairostep.training import Run, RunError, load_trained
-from kairostep.training.directory import provenance
+from kairostep.runs import load_trained
+from kairostep.runs.directory import provenance
+from kairostep.training import Run, RunError
 
 ARMS: dict[str, tuple[str, ...]] = {
     "uniform": ("--sampler=uniform",),

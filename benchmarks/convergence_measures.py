@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kairostep.diffusion import Objective, constant
+from kairostep.diffusion.conditions import class_condition
 from kairostep.diffusion.weighting import LOG_SNR_LIMIT
 from kairostep.evaluation import (
     FeatureNetwork,
@@ -20,11 +21,12 @@ from kairostep.evaluation import (
     variational_bound,
 )
 from kairostep.evaluation.estimate import Estimate, mean_and_error
-from kairostep.evaluation.pairs import cond_of, paired_draws
+from kairostep.evaluation.matched import matched_draws
 from kairostep.evaluation.reference import reference_statistics
-from kairostep.experiments import Config, Trained
+from kairostep.experiments import Config
 from kairostep.experiments.experiment import load_data
-from kairostep.generation.job import Request, make_batch
+from kairostep.generation.image_folder import Request, make_batch
+from kairostep.runs import Trained
 from kairostep.training import Run
 from kairostep.training.monitor import SAMPLE_SEED, Monitor
 
@@ -42,7 +44,9 @@ class CloserMonitor(Monitor):
         self.trainer, self.judge, self.fid_every = run.trainer, judge, fid_every
         if self.held_out is None:
             raise ValueError(f"data must have a held-out part, got {run.config.data.name} without: name other data")
-        self.draws = list(paired_draws(self.held_out[0], CHECKPOINT_BINS, SAMPLE_SEED))  # made once: costly on the host
+        self.draws = list(
+            matched_draws(self.held_out[0], CHECKPOINT_BINS, SAMPLE_SEED)
+        )  # made once: costly on the host
         self.batch_size = BATCH
         compile_as_trained(self.model, run.config)
 
@@ -90,7 +94,7 @@ class CloserMonitor(Monitor):
         x0, labels = self.held_out
         with self.accelerator.autocast():
             parts = [
-                plain(self.model, x0[rows], t[rows], noise=noise[rows], **cond_of(labels, rows)).double()
+                plain(self.model, x0[rows], t[rows], noise=noise[rows], **class_condition(labels, rows)).double()
                 for rows in torch.split(torch.arange(len(x0), device=x0.device), self.batch_size)
             ]
         return torch.cat(parts)  # (N,)

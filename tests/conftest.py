@@ -3,7 +3,11 @@
 import os
 import signal
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from real_libraries import LIBRARIES
 
@@ -15,3 +19,19 @@ sys.path.append(str(LIBRARIES))  # last: what the environment has comes first
 def pytest_xdist_auto_num_workers() -> int:
     """Return the processes of `-n auto`: one more than there are cores, since tests of runs wait for each other."""
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
+
+
+@pytest.fixture(scope="session")
+def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a function that gives the directory of a run never interrupted, trained once per session."""
+    from small_runs import train_here
+
+    done: dict[str, Path] = {}
+
+    def directory_of(name: str, settings: Mapping[str, Any]) -> Path:
+        if name not in done:
+            done[name] = tmp_path_factory.mktemp("whole") / name
+            train_here(done[name], settings)
+        return done[name]
+
+    return directory_of

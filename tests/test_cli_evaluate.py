@@ -18,7 +18,7 @@ import kairostep
 from kairostep.cli import main
 from kairostep.evaluation import features
 from kairostep.installation import install_command
-from kairostep.training.checkpoint import Checkpoints, read_digest
+from kairostep.runs.checkpoint import Checkpoints, read_digest
 
 TINY = ["--network=unet", "--network.channels=8", "--network.multipliers=[1,1]", "--network.blocks=1"]
 SHORT = ["--steps=4", "--checkpoint_every=2", "--batch_size=4", "--held_out_images=16", "--sample_steps=2"]

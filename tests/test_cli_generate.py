@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ import numpy as np
 import pytest
 from accelerate.state import AcceleratorState
 from PIL import Image
-
-sys.path.insert(0, str(Path(__file__).parent / "training"))
 from small_runs import SMALL, Child, start_ranks, train_here
 
 from kairostep.cli import main
@@ -108,7 +105,7 @@ def test_a_generation_that_grows_knows_how_many_were_complete(run: Path, monkeyp
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kairostep.generation.job.make_missing", stopped)
+    monkeypatch.setattr("kairostep.generation.image_folder.make_missing", stopped)
     for _ in range(2):
         with pytest.raises(SystemExit):
             main(["generate", str(run), *QUICK, "--num", "20", "--output", "made"])

@@ -24,11 +24,11 @@ from accelerate.state import AcceleratorState
 from command_lines import NUM_LINES, SMALL, line
 
 import kairostep.cli
-from kairostep.analysis import gradient_variance, interdependence
+from kairostep.analysis import interdependence, variance_profile
 from kairostep.commands import checkpoint_analyses
 from kairostep.data import cifar10_obtain
-from kairostep.evaluation.job import Evaluation
-from kairostep.generation import job
+from kairostep.evaluation.evaluation import Evaluation
+from kairostep.generation import image_folder
 from kairostep.training.run import Run
 
 SHARE = int(os.environ.get("KAIROSTEP_FUZZ", "100"))  # of the lines, evenly spaced
@@ -168,9 +168,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(sys, "path", [*sys.path])  # to which `evaluate --features` adds
     monkeypatch.setattr(Run, "_take_steps", clock.marks(Run._take_steps))
     monkeypatch.setattr(Run, "_finish", clock.marks(Run._finish))
-    monkeypatch.setattr(job, "make_missing", clock.marks(job.make_missing))
-    monkeypatch.setattr(Evaluation, "figures", clock.marks(Evaluation.figures))
-    monkeypatch.setattr(checkpoint_analyses, "variance_profile", clock.marks(gradient_variance.variance_profile))
+    monkeypatch.setattr(image_folder, "make_missing", clock.marks(image_folder.make_missing))
+    monkeypatch.setattr(Evaluation, "measure", clock.marks(Evaluation.measure))
+    monkeypatch.setattr(checkpoint_analyses, "variance_profile", clock.marks(variance_profile))
     monkeypatch.setattr(checkpoint_analyses, "range_effects", clock.marks(interdependence.range_effects))
     monkeypatch.setattr(urllib.request, "urlopen", no_network)
     monkeypatch.setattr(cifar10_obtain.subprocess, "run", no_network)

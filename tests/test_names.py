@@ -21,7 +21,7 @@ SAMPLER_ARGUMENTS: dict[str, dict[str, Any]] = {
     "speed": {"process": PROCESS, "version": "v1"},
     "infonoise": {"process": PROCESS},
     "gradient_variance": {"parameters": list(torch.nn.Linear(2, 2).parameters())},
-    "adaptive": {"policy": ks.BetaPair(), "floor": 0.2},
+    "adaptive": {"policy": ks.ConstantBeta(), "floor": 0.2},
     "curriculum": {"first": ks.LogitNormal(), "then": ks.Uniform(), "start": 1, "end": 3},
 }
 WEIGHTING_ARGUMENTS: dict[str, dict[str, Any]] = {"vlb": {"process": PROCESS}, "min_snr": {"gamma": 3.0}}

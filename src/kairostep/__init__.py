@@ -25,8 +25,8 @@ from kairostep.diffusion import soft_min_snr as soft_min_snr
 from kairostep.diffusion import vlb as vlb
 from kairostep.names import from_name as from_name
 from kairostep.timesteps import Adaptive as Adaptive
-from kairostep.timesteps import BetaPair as BetaPair
 from kairostep.timesteps import BetaPolicy as BetaPolicy
+from kairostep.timesteps import ConstantBeta as ConstantBeta
 from kairostep.timesteps import Curriculum as Curriculum
 from kairostep.timesteps import FixedBeta as FixedBeta
 from kairostep.timesteps import GradientVariance as GradientVariance
@@ -49,9 +49,7 @@ from kairostep.timesteps import f_statistic as f_statistic
 from kairostep.timesteps import least_noise_density as least_noise_density
 from kairostep.timesteps import noise_ratio as noise_ratio
 from kairostep.timesteps import select_timesteps as select_timesteps
-
-__version__ = "0.1.0"
-
+from kairostep.version import __version__ as __version__
 
 if not TYPE_CHECKING:  # type checkers would take any name for one that is here
 
@@ -61,4 +59,6 @@ if not TYPE_CHECKING:  # type checkers would take any name for one that is here
             from kairostep.names import REMOVED
 
             raise AttributeError(REMOVED["progress"])
+        if name == "BetaPair":
+            raise AttributeError("kairostep.BetaPair has another name now: kairostep.ConstantBeta")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kairostep import __version__
 from kairostep.installation import install_command, package_of
+from kairostep.version import __version__
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kairostep.analysis.picture import Curve, Panel, write_picture
-from kairostep.analysis.results import plain, write_result
+from kairostep.analysis.picture import write_picture
+from kairostep.analysis.result_file import plain, write_result
 from kairostep.analysis.table import bar, columns
 from kairostep.evaluation import Estimate
+from kairostep.plots import Axis, Curve, Panel
 
 
 def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
@@ -32,7 +33,10 @@ def test_a_file_in_the_way_is_told(tmp_path: Path) -> None:
 
 def test_a_picture_shows_its_curves(tmp_path: Path) -> None:
     curves = [Curve("rising", [0, 1], [0.001, 10]), Curve("flat", [0, 1], [1, 1])]
-    panels = [Panel("plain", "t", curves, marks=((0.5, "middle"),)), Panel("log", "t", curves, log=True)]
+    panels = [
+        Panel(Axis("t"), Axis(""), curves, title="plain", marks=((0.5, "middle"),)),
+        Panel(Axis("t"), Axis("", log=True), curves, title="log"),
+    ]
     write_picture("title", "note", panels, tmp_path / "picture.png")
     with Image.open(tmp_path / "picture.png") as picture:
         pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3).astype(int)

@@ -8,8 +8,8 @@ from torch.testing import assert_close
 
 import kairostep as ks
 from kairostep.analysis import preview_of
-from kairostep.analysis.stand_ins import parts_without_data
 from kairostep.analysis.table import preview_table
+from kairostep.analysis.untrained import untrained_parts
 from kairostep.experiments import SAMPLERS, Component, Config
 from kairostep.names import SAMPLERS as SAMPLER_CLASSES
 
@@ -98,7 +98,7 @@ def test_looking_leaves_the_sampler_as_it_was() -> None:
 def test_every_sampler_has_a_preview_without_data(name: str) -> None:
     sampler = Component(name, REQUIRED.get(name, {}))
     config = Config(sampler=sampler, process=Component("cosine"), weighting=Component("vlb"))
-    seen = parts_without_data(config).preview()
+    seen = untrained_parts(config).preview()
     assert seen.learns == (SAMPLER_CLASSES[name].observe is not ks.TimestepSampler.observe)
     assert seen.density.mean() == pytest.approx(1, rel=1e-4)
     assert bool(seen.weight.isfinite().all())

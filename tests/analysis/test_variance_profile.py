@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import kairostep as ks
 from kairostep.analysis import Rows, variance_profile
-from kairostep.analysis.gradient_variance import bootstrapped_ratio
+from kairostep.analysis.gradient_profile import bootstrapped_ratio
 from kairostep.analysis.table import variance_table, variance_verdict
 
 NUM_DIMENSIONS = 8

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "exact_mixture.py"
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "mixtures" / "exact_mixture.py"
 ARMS = ["uniform", "root-loss + pairs + stable target", "adaptive, loss", "control: root-loss, permuted", "oracle"]
 
 

@@ -195,7 +195,7 @@ def test_every_option_of_a_sampler_is_reachable_and_decoded(name: str) -> None:
     ("settings", "attribute", "value"),
     [
         (["--sampler=adaptive", "--sampler.floor=0.2"], lambda s: s.floor, 0.2),
-        (["--sampler=adaptive", "--sampler.policy=pair"], lambda s: type(s.policy), ks.BetaPair),
+        (["--sampler=adaptive", "--sampler.policy=pair"], lambda s: type(s.policy), ks.ConstantBeta),
         (["--sampler=adaptive"], lambda s: type(s.policy), ks.BetaPolicy),
         (["--sampler=adaptive", "--sampler.standardised=false"], lambda s: s.standardised, False),
         (["--sampler=adaptive", "--sampler.bounded=false"], lambda s: s.policy.to_beta.bounded, False),

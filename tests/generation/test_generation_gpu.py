@@ -10,10 +10,11 @@ from torch.testing import assert_close
 
 from kairostep.diffusion import EPSILON, VELOCITY, DiscreteProcess, EDMProcess, FlowProcess, Objective
 from kairostep.diffusion.process import Process
-from kairostep.experiments import Config, Trained
+from kairostep.experiments import Config
 from kairostep.generation import NoiseOfImages, generate, noise_of_images
-from kairostep.generation.job import Request, generate_images
+from kairostep.generation.image_folder import Request, generate_images
 from kairostep.networks import ddpm_unet
+from kairostep.runs import Trained
 
 pytestmark = pytest.mark.gpu
 SHAPE = (3, 16, 16)

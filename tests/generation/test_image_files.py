@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kairostep.generation.image_files import FORMATS, ImageFiles, NpzFile, PngFiles
+from kairostep.generation.image_files import FORMATS, GeneratedFiles, NpzFile, PngFiles
 
 every_format = pytest.mark.parametrize("kind", FORMATS.values(), ids=FORMATS)
 
@@ -17,7 +17,7 @@ def pixels_of(images: list[int], channels: int = 3) -> np.ndarray[Any, np.dtype[
     return np.stack([np.random.default_rng(i).integers(0, 256, (5, 4, channels), np.uint8) for i in images])
 
 
-def write(files: ImageFiles, *images: int) -> None:
+def write(files: GeneratedFiles, *images: int) -> None:
     files.write(list(images), pixels_of(list(images)))
 
 

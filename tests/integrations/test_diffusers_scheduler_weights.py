@@ -69,7 +69,7 @@ def test_places_stay_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
         ks.RootLoss,
         lambda: ks.Uniform(unbiased=True),
         lambda: ks.Speed(ks.FlowProcess()),
-        lambda: ks.Adaptive(ks.BetaPair()),
+        lambda: ks.Adaptive(ks.ConstantBeta()),
         lambda: ks.Curriculum(ks.Uniform(), ks.RootLoss(), start=0, end=1),
     ],
 )

@@ -181,7 +181,7 @@ def test_what_cannot_work_is_refused() -> None:
         PathSampler(ks.Uniform(), ks.FlowProcess())
     with pytest.raises(ValueError, match="read from an AffineProbPath"):
         path_process(MixtureDiscreteProbPath(PolynomialConvexScheduler(2.0)))  # tokens have no SNR
-    adaptive = PathSampler(ks.Adaptive(ks.BetaPair()), CondOTProbPath())
+    adaptive = PathSampler(ks.Adaptive(ks.ConstantBeta()), CondOTProbPath())
     with pytest.raises(ValueError, match=r"asks for losses at other times: .*loss_at\(rows, t\)"):
         adaptive.observe(torch.zeros(2, 2), adaptive.sample(torch.zeros(2, 2)), torch.zeros(2))
     with pytest.raises(ValueError, match="sampler must be a kairostep sampler"):

@@ -145,10 +145,14 @@ def test_a_learning_sampler_trains_and_resumes_bitwise(make: Make, kind: Any, se
 @pytest.mark.parametrize("self_condition", [False, True])
 def test_probes_leave_training_as_it_is(make: Make, self_condition: bool) -> None:
     still = ks.Adaptive(
-        ks.BetaPair(), num_steps=T, probing=ks.Probing(every=2, sweep=10, reward_rows=4), learning_rate=0.0, floor=0.5
+        ks.ConstantBeta(),
+        num_steps=T,
+        probing=ks.Probing(every=2, sweep=10, reward_rows=4),
+        learning_rate=0.0,
+        floor=0.5,
     )
     never = ks.Adaptive(
-        ks.BetaPair(),
+        ks.ConstantBeta(),
         num_steps=T,
         probing=ks.Probing(every=10**6, sweep=10, reward_rows=4),
         learning_rate=0.0,

@@ -13,9 +13,9 @@ from scipy.stats import t as student
 from kairostep.reports.arms import Arm, arms_of
 from kairostep.reports.configurations import differences, warnings
 from kairostep.reports.results_table import results_table
-from kairostep.reports.run_history import HeldOut, RunHistory
 from kairostep.reports.target import first_reaching, ratio_to, spread_of
-from kairostep.reports.thinning import kept_points, kept_rows
+from kairostep.runs.history import HeldOutPoint, RunHistory
+from kairostep.runs.thinning import kept_points, kept_rows
 
 
 def read(*directories: Path) -> list[Arm]:
@@ -114,8 +114,8 @@ def test_differences_and_devices_are_told(tmp_path: Path) -> None:
     ]
 
 
-def points(*pairs: tuple[float, float | None]) -> list[HeldOut]:
-    return [HeldOut(step, step * 2.0, step * 3.0, loss, None, None, None) for step, loss in pairs]
+def points(*pairs: tuple[float, float | None]) -> list[HeldOutPoint]:
+    return [HeldOutPoint(step, step * 2.0, step * 3.0, loss, None, None, None) for step, loss in pairs]
 
 
 def test_the_target_is_met_where_the_logarithm_of_the_loss_crosses_it() -> None:

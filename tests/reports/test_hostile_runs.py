@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from made_runs import add_evaluations, add_grids, make_run
 
-import kairostep.reports.metrics_file as metrics_file_module
+import kairostep.runs.metrics as metrics_module
 from kairostep.reports import comparison_table, write_report
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -130,11 +130,11 @@ def test_more_than_a_run_writes_is_left_out(tmp_path: Path, monkeypatch: pytest.
     lines.append({"step": 201, "density": [1e-5] * 100_000})
     with (directory / "metrics.jsonl").open("a") as file:
         file.write("".join(json.dumps(line) + "\n" for line in lines))
-    metrics = metrics_file_module.Metrics.read(directory / "metrics.jsonl")
+    metrics = metrics_module.Metrics.read(directory / "metrics.jsonl")
     assert len(metrics.series) == 500
     assert {len(row) for row in metrics.histograms["density"].rows} == {100}
-    monkeypatch.setattr(metrics_file_module, "MAX_BYTES", 1000)
-    problems = metrics_file_module.Metrics.read(directory / "metrics.jsonl").problems
+    monkeypatch.setattr(metrics_module, "MAX_BYTES", 1000)
+    problems = metrics_module.Metrics.read(directory / "metrics.jsonl").problems
     assert problems == ["metrics.jsonl is read up to 1,000 bytes, the rest is left out"]
 
 

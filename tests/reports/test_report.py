@@ -16,7 +16,7 @@ from kairostep.installation import install_command
 from kairostep.reports import Axis, Curve, Figure, Heat, Panel, write_figures, write_report
 from kairostep.reports.page import needed
 from kairostep.reports.report import make_report
-from kairostep.reports.run_history import RunHistory
+from kairostep.runs.history import RunHistory
 
 # Numbers
 

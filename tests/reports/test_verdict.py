@@ -11,8 +11,8 @@ from scipy.stats import ttest_rel
 
 from kairostep.reports import write_report
 from kairostep.reports.arms import arms_of
-from kairostep.reports.run_history import RunHistory
 from kairostep.reports.verdict import Verdict, verdict
+from kairostep.runs.history import RunHistory
 
 
 def run_ending_at(loss: float, directory: Path, sampler: str = "uniform", seed: int = 0, **options: int) -> Path:

@@ -46,7 +46,7 @@ SAMPLERS: dict[str, Build] = {
         ks.BetaPolicy.for_input(shape, 16), probing=ks.Probing(every=2), seed=seed
     ),
     "adaptive_pair_unbiased": lambda model, seed, shape: ks.Adaptive(
-        ks.BetaPair(),
+        ks.ConstantBeta(),
         probing=ks.Probing(every=2, credit="batch"),
         floor=0.1,
         learning_rate=0.3,

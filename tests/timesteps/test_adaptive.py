@@ -54,7 +54,9 @@ def train_rows(sampler: ks.Adaptive, seed: int, num_updates: int, *, permuted: b
     return float(sampler.density(10)[7:].sum())
 
 
-@pytest.mark.parametrize("build", [ks.BetaPair, lambda: ks.BetaPolicy.for_input((1, 4, 4))], ids=["pair", "network"])
+@pytest.mark.parametrize(
+    "build", [ks.ConstantBeta, lambda: ks.BetaPolicy.for_input((1, 8, 8))], ids=["pair", "network"]
+)
 @pytest.mark.parametrize("seed", range(5))
 def test_density_moves_to_where_there_is_something_left_to_learn(seed: int, build: Callable[[], nn.Module]) -> None:
     """200 updates double the mass there from 0.3, of 0.65 that the floor allows; with permuted rewards they do not."""
@@ -72,7 +74,7 @@ def test_batch_credit_learns_where_rows_have_nothing_of_their_own() -> None:
 
     def train(credit: str, seed: int) -> float:
         sampler = ks.Adaptive(
-            ks.BetaPair(), num_steps=20, probing=ks.Probing(every=1, credit=credit), floor=0.0, seed=seed
+            ks.ConstantBeta(), num_steps=20, probing=ks.Probing(every=1, credit=credit), floor=0.0, seed=seed
         )
         learned = torch.zeros(10)
 
@@ -93,7 +95,7 @@ def test_batch_credit_learns_where_rows_have_nothing_of_their_own() -> None:
 
 def test_an_update_that_does_nothing_earns_exactly_zero() -> None:
     problem = Problem()
-    sampler = ks.Adaptive(ks.BetaPair(), probing=ks.Probing(every=1))
+    sampler = ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(every=1))
     for step in range(4):
         problem.step(sampler, data(step), skip=True)
         assert sampler.reward.tolist() == [0.0, 0.0]
@@ -103,7 +105,7 @@ def test_an_update_that_does_nothing_earns_exactly_zero() -> None:
 
 def test_a_step_that_a_grad_scaler_skips_earns_exactly_zero() -> None:
     problem = Problem()
-    sampler = ks.Adaptive(ks.BetaPair(), probing=ks.Probing(every=1), model=problem.model)
+    sampler = ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(every=1), model=problem.model)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     before = parameters_to_vector(problem.model.parameters()).detach().clone()
     for step, poison in ((0, math.inf), (1, 1.0)):
@@ -137,7 +139,7 @@ def test_learning_rate_zero_leaves_training_bitwise_unchanged() -> None:
 def test_common_random_numbers_and_eval_mode_make_the_difference_exact() -> None:
     """A change of the last bias alone moves every loss by a known amount, dropout and noise notwithstanding."""
     problem = Problem()
-    sampler = ks.Adaptive(ks.BetaPair(), probing=ks.Probing(every=1), model=problem.model)
+    sampler = ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(every=1), model=problem.model)
     modes = []
     problem.model.register_forward_pre_hook(lambda module, args: modes.append(module.training))
     problem.model[0].eval()
@@ -188,7 +190,7 @@ def test_compiled_models_are_probed_in_eval_mode_and_left_in_train_mode() -> Non
     torch.compiler.reset()
     problem = Problem()
     problem.model = torch.compile(problem.model, backend="aot_eager")  # type: ignore[assignment]
-    sampler = ks.Adaptive(ks.BetaPair(), probing=ks.Probing(every=2), model=problem.model)
+    sampler = ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(every=2), model=problem.model)
     for step in range(4):
         problem.step(sampler, data(step))
     assert problem.model.training
@@ -239,7 +241,7 @@ def test_it_combines_with_any_weighting(weighting: ks.Weighting) -> None:
 
 def test_seconds_are_measured_on_request() -> None:
     problem = Problem()
-    sampler = ks.Adaptive(ks.BetaPair(), probing=ks.Probing(every=1))
+    sampler = ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(every=1))
     sampler.time_probes = True
     problem.step(sampler, data(0))
     assert 0 < float(sampler.diagnostics()["probe_seconds"]) < 60

@@ -13,7 +13,7 @@ from torch import nn
 import kairostep as ks
 
 BUILDERS: dict[str, Callable[[nn.Module], ks.TimestepSampler]] = {
-    "adaptive": lambda model: ks.Adaptive(ks.BetaPair(), probing=ks.Probing(every=1), model=model),
+    "adaptive": lambda model: ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(every=1), model=model),
 }
 
 
@@ -74,7 +74,7 @@ def test_a_copy_says_once_that_it_has_no_model_and_takes_one(name: str) -> None:
 
 def test_a_sampler_without_a_model_has_copies_without_a_word() -> None:
     problem = Problem()
-    problem.step(copy.deepcopy(ks.Adaptive(ks.BetaPair(), probing=ks.Probing(every=1))), data(0))
+    problem.step(copy.deepcopy(ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(every=1))), data(0))
 
 
 def test_a_copy_of_gradient_variance_leaves_the_parameters_behind_and_says_so() -> None:

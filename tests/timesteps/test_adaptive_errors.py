@@ -17,33 +17,36 @@ from kairostep.timesteps.policy import MAX_CONCENTRATION, Beta
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: ks.Adaptive(ks.BetaPair(), num_steps=2), "got 3, 2 and 2: select fewer timesteps"),
-        (lambda: ks.Adaptive(ks.BetaPair(), probing=ks.Probing(sweep=2000)), "got 3, 2000 and 1000"),
+        (lambda: ks.Adaptive(ks.ConstantBeta(), num_steps=2), "got 3, 2 and 2: select fewer timesteps"),
+        (lambda: ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(sweep=2000)), "got 3, 2000 and 1000"),
         (
-            lambda: ks.Adaptive(ks.BetaPair(), probing=ks.Probing(queue_size=2)),
+            lambda: ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(queue_size=2)),
             "queue_size must be a whole number of at least 3, got 2",
         ),
         (
-            lambda: ks.Adaptive(ks.BetaPair(), probing=ks.Probing(every=0)),
+            lambda: ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(every=0)),
             "every must be a whole number of at least 1, got 0",
         ),
         (
-            lambda: ks.Adaptive(ks.BetaPair(), probing=ks.Probing(credit="both")),
+            lambda: ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(credit="both")),
             "credit must be one of 'sample', 'batch', got 'both'",
         ),
-        (lambda: ks.Adaptive(ks.BetaPair(), floor=1.0), r"floor must be in \[0, 1\), got 1.0"),
-        (lambda: ks.Adaptive(ks.BetaPair(), floor=0.1, as_published=True), "as_published fixes floor"),
+        (lambda: ks.Adaptive(ks.ConstantBeta(), floor=1.0), r"floor must be in \[0, 1\), got 1.0"),
+        (lambda: ks.Adaptive(ks.ConstantBeta(), floor=0.1, as_published=True), "as_published fixes floor"),
         (lambda: ks.Adaptive(ks.DiscreteProcess.linear().vlb_weight), "policy must be a Module"),
-        (lambda: ks.Adaptive(ks.BetaPair(), probing={"every": 2}), "probing must be a Probing, got {'every': 2}"),
-        (lambda: ks.Adaptive(ks.BetaPair(), ks.vlb(ks.DiscreteProcess.linear())), r"objective.reweighting"),
-        (lambda: ks.Adaptive(ks.BetaPair(), lambda t: t / 0), "reward_weight must be finite"),
+        (lambda: ks.Adaptive(ks.ConstantBeta(), probing={"every": 2}), "probing must be a Probing, got {'every': 2}"),
+        (lambda: ks.Adaptive(ks.ConstantBeta(), ks.vlb(ks.DiscreteProcess.linear())), r"objective.reweighting"),
+        (lambda: ks.Adaptive(ks.ConstantBeta(), lambda t: t / 0), "reward_weight must be finite"),
         (
-            lambda: ks.Adaptive(ks.BetaPair(), ks.DiscreteProcess.linear().with_zero_terminal_snr().vlb_weight),
+            lambda: ks.Adaptive(ks.ConstantBeta(), ks.DiscreteProcess.linear().with_zero_terminal_snr().vlb_weight),
             "zero terminal SNR",
         ),
-        (lambda: ks.Adaptive(ks.BetaPair(), learning_rate=-1.0), "learning_rate must be a finite number of at least 0"),
         (
-            lambda: ks.Adaptive(ks.BetaPair(), probing=ks.Probing(credit="batch"), stratified=True),
+            lambda: ks.Adaptive(ks.ConstantBeta(), learning_rate=-1.0),
+            "learning_rate must be a finite number of at least 0",
+        ),
+        (
+            lambda: ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(credit="batch"), stratified=True),
             "leave `stratified` out",
         ),
         (lambda: ks.Adaptive(ks.BetaPolicy.for_input((3,))).sample(torch.zeros(2, 4)), r"for_input\(\(4,\)\)"),
@@ -72,13 +75,13 @@ def test_wrong_arguments_are_refused_with_rule_and_value(build: Callable[[], obj
 def test_options_that_moved_to_the_probe_are_refused_with_their_new_place(option: dict[str, Any]) -> None:
     (name,) = option
     with pytest.raises(TypeError, match=rf"{name} is an option of Probing.*probing=ks.Probing\({name}="):
-        ks.Adaptive(ks.BetaPair(), **option)
-    assert getattr(ks.Adaptive(ks.BetaPair(), probing=ks.Probing(**option)).probing, name) == option[name]
+        ks.Adaptive(ks.ConstantBeta(), **option)
+    assert getattr(ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(**option)).probing, name) == option[name]
 
 
 def test_a_keyword_that_never_was_is_refused_as_python_does() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'evry'"):
-        ks.Adaptive(ks.BetaPair(), evry=2)  # type: ignore[arg-type]
+        ks.Adaptive(ks.ConstantBeta(), evry=2)  # type: ignore[arg-type]
 
 
 def test_options_of_the_probe_never_change() -> None:
@@ -89,14 +92,14 @@ def test_options_of_the_probe_never_change() -> None:
 
 
 def test_a_sweep_of_more_x0_than_timesteps_leaves_some_out() -> None:
-    sampler, x0 = ks.Adaptive(ks.BetaPair(), num_steps=4, probing=ks.Probing(sweep_x0=6)), data(0)
+    sampler, x0 = ks.Adaptive(ks.ConstantBeta(), num_steps=4, probing=ks.Probing(sweep_x0=6)), data(0)
     probe = sampler.plan(x0, 0)
     assert sorted(probe.swept.tolist()) == [0, 1, 2, 3]
     assert len(probe.rows) == 4 + 3 * 32
 
 
 def test_an_observation_that_is_never_entered_is_an_error() -> None:
-    problem, sampler = Problem(), ks.Adaptive(ks.BetaPair())
+    problem, sampler = Problem(), ks.Adaptive(ks.ConstantBeta())
     x0 = data(0)
     drawn = sampler.sample(x0)
     sampler.observe(x0, drawn, torch.zeros(32), problem.loss_at(x0))
@@ -107,7 +110,7 @@ def test_an_observation_that_is_never_entered_is_an_error() -> None:
 
 
 def test_a_loss_of_the_wrong_shape_is_an_error() -> None:
-    sampler, x0 = ks.Adaptive(ks.BetaPair()), data(0)
+    sampler, x0 = ks.Adaptive(ks.ConstantBeta()), data(0)
     drawn = sampler.sample(x0)
     with (
         pytest.raises(ValueError, match=r"one loss per row asked for, \(128,\), got \(\)"),
@@ -127,7 +130,7 @@ def test_a_scalar_loss_of_probes_is_an_error_for_gradient_variance_too() -> None
 
 
 def test_rows_whose_loss_is_nan_are_left_out_and_counted() -> None:
-    sampler, x0 = ks.Adaptive(ks.BetaPair(), probing=ks.Probing(every=1)), data(0)
+    sampler, x0 = ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(every=1)), data(0)
     scale = torch.ones(())
 
     def loss_at(rows: Tensor, t: Tensor) -> Tensor:
@@ -146,7 +149,9 @@ def test_rows_whose_loss_is_nan_are_left_out_and_counted() -> None:
 
 @pytest.mark.parametrize("credit", ["sample", "batch"])
 def test_the_policy_stays_bounded_under_ten_thousand_adversarial_rewards(credit: str) -> None:
-    sampler = ks.Adaptive(ks.BetaPair(), entropy=0.0, floor=0.0, probing=ks.Probing(credit=credit), learning_rate=0.1)
+    sampler = ks.Adaptive(
+        ks.ConstantBeta(), entropy=0.0, floor=0.0, probing=ks.Probing(credit=credit), learning_rate=0.1
+    )
     x0, valid = torch.zeros(4, 1), torch.ones(4)
     times = torch.rand(10_000, 4, generator=torch.Generator().manual_seed(0))
     for step, t in enumerate(times):

@@ -39,7 +39,7 @@ def test_the_vlb_drop_is_the_drop_of_the_gaussian_kl() -> None:
         ratio = variance / model_variance
         return 0.5 * (ratio - 1 - ratio.log() + (mean - model_mean).square() / model_variance).mean()
 
-    sampler = ks.Adaptive(ks.BetaPair(), process.vlb_weight, num_steps=20, probing=ks.Probing(sweep=20))
+    sampler = ks.Adaptive(ks.ConstantBeta(), process.vlb_weight, num_steps=20, probing=ks.Probing(sweep=20))
     probe = sampler.plan(x0, 0)
     cells = list(zip(probe.rows.tolist(), (probe.t * 20).long().tolist(), strict=True))
     weight = process.vlb_weight(probe.t)
@@ -52,7 +52,7 @@ def test_the_vlb_drop_is_the_drop_of_the_gaussian_kl() -> None:
 
 
 def test_as_published_draws_round_u_times_t_minus_1() -> None:
-    sampler = ks.Adaptive(ks.BetaPair(), num_steps=1000, as_published=True)
+    sampler = ks.Adaptive(ks.ConstantBeta(), num_steps=1000, as_published=True)
     with torch.no_grad():
         drawn = [sampler.sample(torch.zeros(1000, 1)) for _ in range(100)]
     index = torch.cat([d.index(1000) for d in drawn])
@@ -103,7 +103,7 @@ def test_as_published_pays_the_sum_over_s_in_bits_with_undetached_entropy() -> N
 def test_as_published_measures_with_fresh_noise_in_train_mode() -> None:
     problem = Problem()
     sampler = ks.Adaptive(
-        ks.BetaPair(), probing=ks.Probing(every=1), as_published=True, num_steps=20, model=problem.model
+        ks.ConstantBeta(), probing=ks.Probing(every=1), as_published=True, num_steps=20, model=problem.model
     )
     modes = []
     problem.model.register_forward_pre_hook(lambda module, args: modes.append(module.training))
@@ -112,7 +112,7 @@ def test_as_published_measures_with_fresh_noise_in_train_mode() -> None:
     assert float(sampler.reward[1]) > 1e-2  # an update that does nothing earns noise
 
 
-@pytest.mark.parametrize("build", [ks.BetaPair, lambda: ks.BetaPolicy.for_input((4,), hidden=8)])
+@pytest.mark.parametrize("build", [ks.ConstantBeta, lambda: ks.BetaPolicy.for_input((4,), hidden=8)])
 def test_as_published_has_the_released_map_and_its_start(build: Callable[[], nn.Module]) -> None:
     """FORMULAS: (a, b) = softplus(out) + 1e-5 with a bias of 0.5 at first: 0.97409, and no upper bound."""
     sampler = ks.Adaptive(build(), as_published=True)
@@ -121,12 +121,12 @@ def test_as_published_has_the_released_map_and_its_start(build: Callable[[], nn.
     assert_close(beta.b, torch.full((32,), 0.97409), rtol=0, atol=1e-5)
     assert_close(build()(data(0)).a, torch.ones(32))  # ours
     with torch.no_grad():
-        (sampler.policy.output if isinstance(sampler.policy, ks.BetaPair) else sampler.policy.out.bias).add_(200.0)
+        (sampler.policy.output if isinstance(sampler.policy, ks.ConstantBeta) else sampler.policy.out.bias).add_(200.0)
     assert_close(sampler.policy(data(0)).a, torch.full((32,), 200.5))
 
 
 def test_an_unbounded_policy_is_an_option_without_the_rest() -> None:
-    for policy in (ks.BetaPair(bounded=False), ks.BetaPolicy.for_input((4,), 8, bounded=False)):
+    for policy in (ks.ConstantBeta(bounded=False), ks.BetaPolicy.for_input((4,), 8, bounded=False)):
         sampler = ks.Adaptive(policy)
         assert_close(sampler.policy(data(0)).a, torch.full((32,), 0.97409), rtol=0, atol=1e-5)
         assert not sampler.as_published
@@ -134,18 +134,18 @@ def test_an_unbounded_policy_is_an_option_without_the_rest() -> None:
 
 
 def test_a_state_from_before_the_released_map_keeps_the_map_it_was_trained_with() -> None:
-    saved = ks.Adaptive(ks.BetaPair(), probing=ks.Probing(every=1))
+    saved = ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(every=1))
     with torch.no_grad():
         saved.policy.output.copy_(torch.tensor([0.7, -0.3]))
     state = {key: value for key, value in saved.state_dict().items() if not key.endswith(("kind", "_extra_state"))}
     state["steps._extra_state"] = saved.state_dict()["steps._extra_state"]  # was there before
     resumed = ks.Adaptive(
-        ks.BetaPair(), probing=ks.Probing(every=1), as_published=True, num_steps=128
+        ks.ConstantBeta(), probing=ks.Probing(every=1), as_published=True, num_steps=128
     )  # 128 timesteps in both sweeps
     resumed.load_state_dict(state)
     assert_close(resumed.policy(data(0)).a, saved.policy(data(0)).a)
-    again = ks.Adaptive(ks.BetaPair(), probing=ks.Probing(every=1))
-    again.load_state_dict(ks.Adaptive(ks.BetaPair(bounded=False), probing=ks.Probing(every=1)).state_dict())
+    again = ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(every=1))
+    again.load_state_dict(ks.Adaptive(ks.ConstantBeta(bounded=False), probing=ks.Probing(every=1)).state_dict())
     assert_close(again.policy(data(0)).a, torch.full((32,), 0.97409), rtol=0, atol=1e-5)
 
 
@@ -155,7 +155,7 @@ def test_under_the_bound_of_cosine_one_timestep_is_selected_nearly_always() -> N
     for name in ("cosine", "linear"):
         process, problem = getattr(ks.DiscreteProcess, name)(), Problem()
         problem.objective = ks.Objective(process)
-        sampler = ks.Adaptive(ks.BetaPair(), process.vlb_weight, probing=ks.Probing(every=1), model=problem.model)
+        sampler = ks.Adaptive(ks.ConstantBeta(), process.vlb_weight, probing=ks.Probing(every=1), model=problem.model)
         selected = []
         for step in range(40):
             problem.step(sampler, data(step))
@@ -169,17 +169,17 @@ def test_under_the_bound_of_cosine_one_timestep_is_selected_nearly_always() -> N
 
 def test_raw_rewards_are_paid_as_they_are() -> None:
     rewards, valid = torch.tensor([0.3, -0.1, 0.0, 0.5]), torch.tensor([1.0, 1.0, 0.0, 1.0])
-    raw = ks.Adaptive(ks.BetaPair(), probing=ks.Probing(standardised=False))
+    raw = ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(standardised=False))
     assert torch.equal(raw.advantages(rewards, valid), rewards)
-    batch = ks.Adaptive(ks.BetaPair(), probing=ks.Probing(standardised=False, credit="batch"))
+    batch = ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(standardised=False, credit="batch"))
     assert_close(batch.advantages(rewards, valid), 0.7 / 3 * valid)
-    usual = ks.Adaptive(ks.BetaPair()).advantages(rewards, valid)
+    usual = ks.Adaptive(ks.ConstantBeta()).advantages(rewards, valid)
     assert_close(usual.sum(), torch.tensor(0.0), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("a", "b"), [(1.0, 1.0), (3.0, 0.7)])
 def test_draws_follow_the_policy_with_its_floor(a: float, b: float) -> None:
-    sampler = ks.Adaptive(ks.BetaPair(), floor=0.25)
+    sampler = ks.Adaptive(ks.ConstantBeta(), floor=0.25)
     limit = math.log(MAX_CONCENTRATION)
     logs = torch.tensor([math.log(a), math.log(b)])
     with torch.no_grad():

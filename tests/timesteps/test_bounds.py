@@ -85,7 +85,7 @@ HISTOGRAMS: dict[str, Build] = {
     ),
 }
 POLICIES: dict[str, Build] = {
-    "adaptive_pair": lambda scene, floor: adaptive(ks.BetaPair(), floor, unbiased=True),
+    "adaptive_pair": lambda scene, floor: adaptive(ks.ConstantBeta(), floor, unbiased=True),
     "adaptive_policy": lambda scene, floor: adaptive(ks.BetaPolicy.for_input((2,), 8, 1), floor),
 }
 SAMPLERS = HISTOGRAMS | POLICIES

@@ -238,7 +238,9 @@ def test_wrong_steps_are_refused_with_rule_and_value(options: dict[str, int], me
         ks.Curriculum(ks.Uniform(), ks.LogitNormal(), **options)
 
 
-@pytest.mark.parametrize("wrong", [lambda: ks.Adaptive(ks.BetaPair()), lambda: "uniform"], ids=["adaptive", "a name"])
+@pytest.mark.parametrize(
+    "wrong", [lambda: ks.Adaptive(ks.ConstantBeta()), lambda: "uniform"], ids=["adaptive", "a name"]
+)
 @pytest.mark.parametrize("place", ["first", "then"])
 def test_an_adaptive_sampler_or_none_at_all_is_refused(wrong: object, place: str) -> None:
     samplers = {"first": ks.Uniform(), "then": ks.Uniform(), place: wrong()}  # type: ignore[operator]

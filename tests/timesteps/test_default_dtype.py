@@ -43,7 +43,7 @@ def test_all_numbers_are_those_under_float32(name: str, dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("build_policy", [ks.BetaPair, lambda: ks.BetaPolicy.for_input((4,), 16)])
+@pytest.mark.parametrize("build_policy", [ks.ConstantBeta, lambda: ks.BetaPolicy.for_input((4,), 16)])
 def test_a_policy_cast_to_half_precision_computes_and_learns_in_float32(build_policy, dtype) -> None:  # type: ignore[no-untyped-def]
     model, other_model = build_model(), build_model()
     usual = ks.Adaptive(build_policy(), probing=ks.Probing(every=1))

@@ -78,7 +78,7 @@ def test_a_cuda_graph_replays_fresh_draws(name: str) -> None:
 
 
 def test_a_cuda_graph_sees_what_the_policy_learned() -> None:
-    sampler = ks.Adaptive(ks.BetaPair(), probing=ks.Probing(every=1), floor=0.0).cuda()
+    sampler = ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(every=1), floor=0.0).cuda()
     x0 = batch(0).cuda()
     sampler.sample(x0)
     graph = torch.cuda.CUDAGraph()

@@ -204,7 +204,7 @@ LEARNED = {"loss_second_moment": learned_by_losses, "gradient_variance": learned
 def test_draws_from_the_table_are_those_of_the_inverse_cdf(name: str) -> None:
     """The table draws what the inverse of the cumulative mass gives in float64, empty bins included."""
     sampler = LEARNED[name](8)
-    mass = sampler.learned().double()  # type: ignore[operator]
+    mass = sampler.learned_mass().double()  # type: ignore[operator]
     u = sampler.draws(torch.zeros(4096, 1))  # type: ignore[operator]
     sampler.draws.step -= 1  # type: ignore[operator]
     drawn = sampler.sample(torch.zeros(4096, 1))

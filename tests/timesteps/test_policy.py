@@ -155,7 +155,7 @@ def test_the_optimizer_is_adam_with_clipping() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_the_optimizer_skips_a_gradient_that_is_not_finite(bad: float) -> None:
-    policy = ks.BetaPair()
+    policy = ks.ConstantBeta()
     optimizer = PolicyOptimizer(policy, 1e-2, per_input=False)
     optimizer.step(policy, torch.ones(2), torch.tensor(True))
     before, state = policy.output.detach().clone(), {k: v.clone() for k, v in optimizer.state_dict().items()}

@@ -175,9 +175,9 @@ def test_a_state_of_version_0_1_goes_on_from_the_same_density() -> None:
     mean = state.pop("squares.total") / state.pop("squares.weight") * share_seen
     resumed = ks.RootLoss()
     resumed.load_state_dict({**state, "squares.mean": mean})
-    assert_close(resumed.learned(), sampler.learned())
+    assert_close(resumed.learned_mass(), sampler.learned_mass())
     show(resumed, centres(20), skewed(centres(20)))
-    assert_close(resumed.learned(), sampler.learned(), rtol=0.02, atol=0)
+    assert_close(resumed.learned_mass(), sampler.learned_mass(), rtol=0.02, atol=0)
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])

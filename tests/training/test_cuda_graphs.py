@@ -13,8 +13,8 @@ from small_runs import SMALL, configure
 
 from kairostep.experiments import build
 from kairostep.training import Run, step_mode
-from kairostep.training.cuda_graphs import cloned, described
-from kairostep.training.setup import make_accelerator, make_batches, make_trainer
+from kairostep.training.assembly import make_accelerator, make_batches, make_trainer
+from kairostep.training.cuda_graphs import clone_tensors, recording_key
 from kairostep.training.step_mode import COMPILE_FROM, choose_step_mode
 
 
@@ -100,10 +100,10 @@ def test_a_run_says_how_it_is_run_and_why(tmp_path: Path) -> None:
 
 def test_a_recording_depends_on_shapes_and_plain_values() -> None:
     x, labels = torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64)
-    assert described(x) == described(x + 1) != described(x[:3])
-    assert described(labels) != described(labels.int())
-    assert (described(None), described(2)) == (None, 2)
-    copies = cloned((x, None, 2))
+    assert recording_key(x) == recording_key(x + 1) != recording_key(x[:3])
+    assert recording_key(labels) != recording_key(labels.int())
+    assert (recording_key(None), recording_key(2)) == (None, 2)
+    copies = clone_tensors((x, None, 2))
     assert copies[1:] == (None, 2)
     assert copies[0] is not x
     assert torch.equal(copies[0], x)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from kairostep.training import EMA, warmed_up
+from kairostep.training import EMA, learning_rate_schedule
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.9999])
@@ -72,17 +72,17 @@ def test_average_goes_on_from_its_state() -> None:
 
 
 def test_rate_rises_to_its_value_and_stays() -> None:
-    rate = warmed_up(0.5, warmup_steps=4)
+    rate = learning_rate_schedule(0.5, warmup_steps=4)
     assert [rate(step) for step in range(6)] == [0.125, 0.25, 0.375, 0.5, 0.5, 0.5]
     assert rate(10**6) == 0.5
-    assert [warmed_up(0.5)(step) for step in (0, 1, 99)] == [0.5, 0.5, 0.5]
+    assert [learning_rate_schedule(0.5)(step) for step in (0, 1, 99)] == [0.5, 0.5, 0.5]
 
 
 def test_rate_falls_as_a_cosine() -> None:
-    rate = warmed_up(2.0, warmup_steps=10, cosine_steps=110)
+    rate = learning_rate_schedule(2.0, warmup_steps=10, cosine_steps=110)
     assert [rate(step) for step in (0, 9, 10)] == [0.2, 2.0, 2.0]
     for step in range(10, 111):
         assert rate(step) == pytest.approx(1 + math.cos(math.pi * (step - 10) / 100), abs=1e-12)
     assert rate(60) == pytest.approx(1.0)
     assert rate(110) == rate(1000) == 0.0
-    assert warmed_up(2.0, warmup_steps=5, cosine_steps=5)(5) == 2.0  # nothing left to fall over
+    assert learning_rate_schedule(2.0, warmup_steps=5, cosine_steps=5)(5) == 2.0  # nothing left to fall over

@@ -30,8 +30,8 @@ from small_runs import (
 
 import kairostep.cli
 from kairostep.data import Batch
+from kairostep.runs.checkpoint import read
 from kairostep.training import run as run_module
-from kairostep.training.checkpoint import read
 from kairostep.training.trainer import Step
 
 

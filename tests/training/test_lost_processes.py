@@ -8,7 +8,7 @@ import torch
 from small_runs import ADAPTIVE, arguments, num_lines, start_ranks
 
 from kairostep.ranks import is_lost_rank
-from kairostep.training.directory import DirectoryLock
+from kairostep.runs.directory import DirectoryLock
 
 LOST = "kairostep: error: process {} of 2 stops, since another has ended or cannot be reached: the output of that one"
 

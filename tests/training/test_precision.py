@@ -12,7 +12,7 @@ from accelerate.utils import AutocastKwargs
 from accelerators import forget_accelerators
 from torch import Tensor, nn
 
-from kairostep.training.precision import prepared
+from kairostep.training.precision import prepare_model
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
@@ -43,7 +43,7 @@ def _any_precision() -> Iterator[None]:
 @pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
 def test_a_network_computes_as_accelerate_has_it(precision: str) -> None:
     accelerator = Accelerator(cpu=True, mixed_precision=precision)
-    ours, theirs = prepared(Network(), accelerator), accelerator.prepare(Network())
+    ours, theirs = prepare_model(Network(), accelerator), accelerator.prepare(Network())
     (found,), (expected,) = ours(X), theirs(X, time=None)
     assert found.dtype == torch.float32
     assert torch.equal(found, expected)
@@ -53,7 +53,7 @@ def test_a_network_computes_as_accelerate_has_it(precision: str) -> None:
 
 
 def test_a_copy_computes_with_its_own_weights() -> None:
-    network = prepared(Network(), Accelerator(cpu=True, mixed_precision="bf16"))
+    network = prepare_model(Network(), Accelerator(cpu=True, mixed_precision="bf16"))
     other = copy.deepcopy(network)
     nn.init.zeros_(other.linear.weight)
     nn.init.zeros_(other.linear.bias)
@@ -63,14 +63,14 @@ def test_a_copy_computes_with_its_own_weights() -> None:
 
 def test_autocast_is_as_the_accelerator_asks() -> None:
     accelerator = Accelerator(cpu=True, mixed_precision="bf16", kwargs_handlers=[AutocastKwargs(enabled=False)])
-    network = prepared(Network(), accelerator)
+    network = prepare_model(Network(), accelerator)
     network(X)
     assert network.precisions == [torch.float32]
 
 
 def test_accelerate_takes_its_wrapper_off_as_ever() -> None:
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
-    network = accelerator.unwrap_model(prepared(Network(), accelerator), keep_fp32_wrapper=False)
+    network = accelerator.unwrap_model(prepare_model(Network(), accelerator), keep_fp32_wrapper=False)
     assert network(X)[0].dtype == torch.float32
     assert network.precisions == [torch.float32]
 
@@ -78,7 +78,7 @@ def test_accelerate_takes_its_wrapper_off_as_ever() -> None:
 @pytest.mark.parametrize("by_accelerate", [False, True])
 def test_what_was_prepared_before_is_left_as_it_is(by_accelerate: bool) -> None:
     accelerator, network = Accelerator(cpu=True, mixed_precision="bf16"), Network()
-    accelerator.prepare(network) if by_accelerate else prepared(network, accelerator)
+    accelerator.prepare(network) if by_accelerate else prepare_model(network, accelerator)
     inner, calls = network.forward, []
 
     def counted(self: Network, x: Tensor) -> tuple[Tensor]:
@@ -86,7 +86,7 @@ def test_what_was_prepared_before_is_left_as_it_is(by_accelerate: bool) -> None:
         return inner(x)
 
     network.forward = before = MethodType(counted, network)  # what a user did to it since
-    assert prepared(network, accelerator) is network
+    assert prepare_model(network, accelerator) is network
     assert network.forward is before
     network(X)
     assert calls == [network]
@@ -101,7 +101,7 @@ def test_compiled_code_is_what_it_was_with_accelerates_own() -> None:
         calls.append([str(node.target) for node in graph.graph.nodes if node.op.startswith("call")])
         return graph.forward
 
-    for prepare in (prepared, lambda model, accelerator: accelerator.prepare(model)):
+    for prepare in (prepare_model, lambda model, accelerator: accelerator.prepare(model)):
         torch._dynamo.reset()
         network = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 8))
         prepare(network, accelerator)
@@ -115,5 +115,5 @@ def test_compiled_code_is_what_it_was_with_accelerates_own() -> None:
 def test_a_forward_that_is_no_method_is_left_to_accelerate() -> None:
     network: Any = Network()
     network.forward = lambda x: Network.forward(network, x)
-    assert prepared(network, Accelerator(cpu=True, mixed_precision="bf16"))(X)[0].dtype == torch.float32
+    assert prepare_model(network, Accelerator(cpu=True, mixed_precision="bf16"))(X)[0].dtype == torch.float32
     assert network.precisions == [torch.bfloat16]

@@ -35,11 +35,11 @@ from kairostep.data import Batches, load_digits
 from kairostep.diffusion import VELOCITY, FlowProcess, Objective
 from kairostep.experiments import build
 from kairostep.networks import UViT2DModel
+from kairostep.runs.checkpoint import read
+from kairostep.runs.recorder import Recorder
 from kairostep.timesteps import Timesteps, Uniform
 from kairostep.training import Trainer
-from kairostep.training.checkpoint import read
-from kairostep.training.recorder import Recorder
-from kairostep.training.setup import make_accelerator, make_batches, make_trainer
+from kairostep.training.assembly import make_accelerator, make_batches, make_trainer
 from kairostep.training.trainer import Step
 
 NUM_STEPS = 12
@@ -95,11 +95,11 @@ def watch_recorder(folder: Path, rank: int) -> dict[str, Any]:
     """Collect losses of two steps, lose the recorder between them, and summarise."""
     steps = [recorded_step(rank, k) for k in range(2)]
     whole, first, second = (Recorder(folder) for _ in range(3))
-    whole.add(steps[0])
-    first.add(steps[0])
+    whole.add(steps[0].drawn, steps[0].losses)
+    first.add(steps[0].drawn, steps[0].losses)
     second.load_state_dict(first.state_dict(), torch.device("cpu"))
     for recorder in (whole, second):
-        recorder.add(steps[1])
+        recorder.add(steps[1].drawn, steps[1].losses)
     pending = first.state_dict()["pending"]
     return {"summary": whole.summary(), "resumed": second.summary(), "pending": pending, "left": whole.state_dict()}
 

@@ -30,7 +30,8 @@ from small_runs import (
 import kairostep
 import kairostep.cli
 from kairostep.generation import generate
-from kairostep.training import Run, directory
+from kairostep.runs import directory
+from kairostep.training import Run
 from kairostep.training.monitor import NUM_GRID_IMAGES
 
 SHORT = {**SMALL, "steps": 12}

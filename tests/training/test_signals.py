@@ -23,7 +23,8 @@ from small_runs import (
 )
 
 import kairostep.cli
-from kairostep.training import checkpoint, interruption
+from kairostep.runs import checkpoint
+from kairostep.training import interruption
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -16,7 +16,7 @@ from kairostep.data import Batch
 from kairostep.experiments import build
 from kairostep.timesteps.sampler import UNSHOWN
 from kairostep.training import Trainer, seed_step
-from kairostep.training.setup import make_accelerator, make_batches, make_trainer
+from kairostep.training.assembly import make_accelerator, make_batches, make_trainer
 
 NUM_STEPS = 30
 LABELS: Mapping[str, Any] = {"label_dropout": 0.2}

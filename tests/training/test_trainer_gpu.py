@@ -16,8 +16,8 @@ from torch.testing import assert_close
 from kairostep.data import Batches
 from kairostep.experiments import Component, build, preset
 from kairostep.training import Run
-from kairostep.training.cuda_graphs import Replayed
-from kairostep.training.setup import make_batches, make_trainer
+from kairostep.training.assembly import make_batches, make_trainer
+from kairostep.training.cuda_graphs import ReplayedTrainer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")]  # in inductor
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts: deterministic kernels need it
@@ -91,9 +91,9 @@ def test_a_replayed_graph_does_what_eager_steps_do(sampler: Component, options: 
         for _ in range(20):
             step = trainer.step([next(batches) for _ in range(parts.config.accumulate)])
         if speed == "graph":
-            assert trainer.gradient.recordings
-            assert trainer.update.replayed.recordings
-            assert bool(trainer.losses_at.recordings) == trainer.sampler.uses_loss_at
+            assert trainer.replayed_backward.recordings
+            assert trainer.replayed_update.replayed.recordings
+            assert bool(trainer.replayed_losses.recordings) == trainer.sampler.uses_loss_at
         states.append((step.losses, step.drawn.t, [p.detach().clone() for p in trainer.network.parameters()]))
     assert_close(states[1], states[0], rtol=1e-3, atol=1e-5)
 
@@ -176,8 +176,8 @@ def test_steps_are_recorded_while_other_processes_read_the_data(caplog: pytest.L
     trainer, batches = make_trainer(parts, accelerator), streamed.from_step()
     for _ in range(10):
         trainer.step([next(batches)])
-    assert isinstance(trainer.gradient, Replayed)
-    assert trainer.gradient.recordings
+    assert isinstance(trainer, ReplayedTrainer)
+    assert trainer.replayed_backward.recordings
     assert "cannot be recorded" not in caplog.text
 
 

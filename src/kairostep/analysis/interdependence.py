@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from kairostep.analysis.gradient_variance import Track
+from kairostep.analysis.gradient_profile import Track
 from kairostep.analysis.rows import Rows
 from kairostep.checks import count
 from kairostep.diffusion import Objective

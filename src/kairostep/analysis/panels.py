@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from kairostep.analysis.gradient_variance import VarianceProfile
+from kairostep.analysis.gradient_profile import VarianceProfile
 from kairostep.analysis.increments import ProcessIncrements
 from kairostep.analysis.interdependence import Interdependence
-from kairostep.analysis.picture import Curve, Panel
 from kairostep.analysis.preview import Preview
+from kairostep.plots import Axis, Curve, Panel
 
 
 def preview_panels(seen: Preview) -> list[Panel]:
@@ -20,12 +20,12 @@ def preview_panels(seen: Preview) -> list[Panel]:
         "product": seen.per_log_snr(seen.density * seen.weight),
     }
     return [
-        Panel("over t", "t, 0 is clean data", _relative(seen.t, curves), "relative to the peak"),
+        Panel(Axis("t, 0 is clean data"), Axis("relative to the peak"), _relative(seen.t, curves), title="over t"),
         Panel(
-            "over log-SNR",
-            "log-SNR, densities per unit of it",
+            Axis("log-SNR, densities per unit of it"),
+            Axis("relative to the peak"),
             _relative(seen.log_snr.flip(0), {name: values.flip(0) for name, values in over_log_snr.items()}),
-            "relative to the peak",
+            title="over log-SNR",
         ),
     ]
 
@@ -46,8 +46,8 @@ def increments_panels(increments: ProcessIncrements) -> list[Panel]:
         Curve("variance of x(t+1) - x(t), halved", between.tolist(), (increments.variance / 2).tolist()),
     ]
     return [
-        Panel("the process and its areas", "t", noise, "see the legend", marks=marks),
-        Panel("increments", "t", _relative(between, sizes), "relative to the peak", marks=marks),
+        Panel(Axis("t"), Axis("see the legend"), noise, title="the process and its areas", marks=marks),
+        Panel(Axis("t"), Axis("relative to the peak"), _relative(between, sizes), title="increments", marks=marks),
     ]
 
 
@@ -61,9 +61,19 @@ def variance_panels(profiles: Mapping[int, VarianceProfile]) -> list[Panel]:
         ]
 
     return [
-        Panel("gradient variance, L_simple", "t", curves("variance"), "trace of the covariance", log=True),
-        Panel("gradient variance, L_VLB", "t", curves("vlb_variance"), "trace of the covariance", log=True),
-        Panel("loss, L_simple", "t", curves("loss"), "squared error", log=True),
+        Panel(
+            Axis("t"),
+            Axis("trace of the covariance", log=True),
+            curves("variance"),
+            title="gradient variance, L_simple",
+        ),
+        Panel(
+            Axis("t"),
+            Axis("trace of the covariance", log=True),
+            curves("vlb_variance"),
+            title="gradient variance, L_VLB",
+        ),
+        Panel(Axis("t"), Axis("squared error", log=True), curves("loss"), title="loss, L_simple"),
     ]
 
 
@@ -78,6 +88,6 @@ def interdependence_panels(effects: Interdependence) -> list[Panel]:
         shares = [100 * value / before.value for value, before in zip(values, effects.before, strict=True)]
         relative.append(Curve(name, t, shares))
     return [
-        Panel("change of the held-out loss", "t", absolute, "after minus before"),
-        Panel("relative change", "t", relative, "% of the loss before"),
+        Panel(Axis("t"), Axis("after minus before"), absolute, title="change of the held-out loss"),
+        Panel(Axis("t"), Axis("% of the loss before"), relative, title="relative change"),
     ]

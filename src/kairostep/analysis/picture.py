@@ -1,37 +1,16 @@
 """Curves as a picture, drawn by matplotlib: some panels side by side, a legend below each."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kairostep.data.extras import require
+from kairostep.plots import Panel
 
 INCHES, DPI = (6.5, 4.6), 100  # of a panel
 WIDE = 1e3  # a logarithmic axis from so many times its lowest value on has powers of ten alone
 INK, SOFT, GRID = "#1f2430", "#667085", "#e6e8ee"
 COLOURS = ("#2f6fde", "#e07b00", "#1f2430", "#1a9850", "#c2185b", "#7b4fc9", "#00a3a3", "#9c6b30")
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A named line through points in the order of x."""
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Curves over one axis."""
-
-    title: str
-    x_label: str
-    curves: Sequence[Curve]
-    y_label: str = ""
-    log: bool = False  # of y; values of 0 and below are then left out
-    marks: Sequence[tuple[float, str]] = field(default_factory=tuple)  # vertical lines with a word each
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -53,15 +32,16 @@ def write_picture(title: str, note: str, panels: Sequence[Panel], path: Path) ->
 def draw_panel(axes: Any, panel: Panel) -> None:
     """Draw the curves, the first on top, the marks, and the legend below."""
     for number, curve in enumerate(panel.curves):
-        points = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if y > 0 or not panel.log]
+        known = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if y is not None]
+        points = [(x, y) for x, y in known if y > 0 or not panel.y.log]
         x, y = zip(*points, strict=True) if points else ((), ())
         axes.plot(x, y, color=COLOURS[number % len(COLOURS)], label=curve.name, zorder=3 - number / 100)
-    if panel.log:
+    if panel.y.log:
         axes.set_yscale("log")
         round_log_ticks(axes.yaxis)
     else:
         axes.axhline(0, color=SOFT, linewidth=0.8)
-    style(axes, panel.title, panel.x_label, panel.y_label)
+    style(axes, panel.title, panel.x.title, panel.y.title)
     top = {"xycoords": ("data", "axes fraction"), "xytext": (2, 2), "textcoords": "offset points"}
     for place, word in panel.marks:
         axes.axvline(place, color=SOFT, linewidth=0.8)

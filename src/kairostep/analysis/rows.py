@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kairostep.data import Dataset
+from kairostep.diffusion.conditions import class_condition
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,4 +24,4 @@ class Rows:
 
     def cond(self, index: Tensor) -> dict[str, Tensor]:
         """Return the condition that a network is called with for these rows."""
-        return {} if self.labels is None else {"class_labels": self.labels[index]}
+        return class_condition(self.labels, index)

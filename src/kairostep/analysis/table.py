@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from kairostep.analysis.gradient_variance import EARLY, LATE, Ratio, VarianceProfile
+from kairostep.analysis.gradient_profile import EARLY, LATE, VarianceProfile, VarianceRatio
 from kairostep.analysis.increments import ProcessIncrements
 from kairostep.analysis.interdependence import Interdependence, RangeEffect
 from kairostep.analysis.preview import Part, Preview
@@ -105,7 +105,7 @@ def with_error(estimate: Estimate) -> str:
     return f"{estimate.value:.3e} ± {estimate.error:.1e}"
 
 
-def variance_verdict(name: str, ratio: Ratio, *, claimed: bool) -> str:
+def variance_verdict(name: str, ratio: VarianceRatio, *, claimed: bool) -> str:
     """Return whether the variance is larger early than late, which the paper claims of one of the losses."""
     claim = "the paper's finding, larger early than late," if claimed else "larger early than late"
     holds = "holds" if ratio.low > 1 else "does not hold" if ratio.high < 1 else "is left open"

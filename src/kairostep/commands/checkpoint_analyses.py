@@ -13,7 +13,6 @@ from torch import nn
 
 from kairostep.analysis import RangeTraining, Rows, VarianceProfile, range_effects, variance_profile
 from kairostep.analysis.panels import interdependence_panels, variance_panels
-from kairostep.analysis.picture import Panel
 from kairostep.analysis.table import (
     columns,
     interdependence_table,
@@ -25,12 +24,13 @@ from kairostep.checks import count
 from kairostep.commands.output import check_output, write_in_run, write_output
 from kairostep.commands.run_or_preset import RunOrPreset, Train, train_if_preset
 from kairostep.data import Dataset
-from kairostep.experiments import Config, Trained
+from kairostep.experiments import Config
 from kairostep.experiments.experiment import load_data
+from kairostep.plots import Panel
 from kairostep.progress_meter import ProgressMeter
-from kairostep.training import Checkpoints, load_trained
-from kairostep.training.checkpoint import read
-from kairostep.training.trained import find_checkpoint
+from kairostep.runs import Checkpoints, Trained, load_trained
+from kairostep.runs.checkpoint import read
+from kairostep.runs.trained import find_checkpoint
 
 NUM_ROWS = 4096  # of the training set, from which gradients and training on a range draw
 

@@ -38,9 +38,9 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     """Measure a model; what is left out is told."""
     import torch
 
-    from kairostep.evaluation.job import EvaluationRequest, prepare
-    from kairostep.evaluation.results import table
-    from kairostep.training import load_trained
+    from kairostep.evaluation.evaluation import EvaluationRequest, prepare
+    from kairostep.evaluation.measurement import table
+    from kairostep.runs import load_trained
 
     names = ("images", "num", "inception", "inception_sha256", "features", "held_out_images", "cache", "batch_size")
     request = EvaluationRequest(**{name: getattr(known, name) for name in names})
@@ -50,7 +50,7 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
         sys.path.append("")  # modules that lie here are found, as by `python -m`
     evaluation = prepare(trained, request, device)  # ValueError: what the user asked for cannot be
     print(f"{known.directory}, step {trained.step}, weights {trained.weights}, on {device}", flush=True)
-    for figures in evaluation.figures():
-        print(table(figures), flush=True)
+    for measurements in evaluation.measure():
+        print(table(measurements), flush=True)
     for note in evaluation.notes:
         print(f"kairostep: note: {note}", file=sys.stderr)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     import torch
 
-    from kairostep.experiments import Trained
-    from kairostep.generation.job import Request
+    from kairostep.generation.image_folder import Request
+    from kairostep.runs import Trained
 
 TEXT = """\
 Makes images with the model of a run, as in
@@ -72,10 +72,17 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     import torch
     from accelerate import PartialState
 
-    from kairostep.generation.job import Interrupted, Request, default_folder, generate_images, interruptible, num_there
+    from kairostep.generation.image_folder import (
+        Interrupted,
+        Request,
+        default_folder,
+        generate_images,
+        interruptible,
+        num_there,
+    )
     from kairostep.generation.record import read_record
-    from kairostep.training import load_trained
-    from kairostep.training.directory import alone_in
+    from kairostep.runs import load_trained
+    from kairostep.runs.directory import alone_in
 
     names = ("solver", "steps", "seed", "guidance", "classes", "precision", "format", "batch_size")
     num = DEFAULT_NUM if known.num is None else known.num
@@ -124,14 +131,16 @@ def seconds_of_row(trained: "Trained", request: "Request", num: int, device: "to
 
     import torch
 
+    from kairostep.diffusion.conditions import class_condition
+
     rows = num if device.type == "cuda" else min(num, TIMED_ROWS)
     x, t = torch.zeros(rows, *trained.shape, device=device), torch.zeros(rows, device=device)
-    cond = {"class_labels": torch.zeros(rows, dtype=torch.int64, device=device)} if trained.num_classes else {}
+    labels = torch.zeros(rows, dtype=torch.int64, device=device) if trained.num_classes else None
     seconds = []
     with torch.no_grad(), torch.autocast(device.type, torch.bfloat16) if request.precision == "bf16" else nullcontext():
         for _ in range(2):  # the first one also loads kernels
             start = time.perf_counter()
-            trained.model(x, t, **cond)
+            trained.model(x, t, **class_condition(labels))
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - start)

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kairostep.analysis.picture import Panel, write_picture
-from kairostep.analysis.results import write_result
+from kairostep.analysis.picture import write_picture
+from kairostep.analysis.result_file import write_result
 from kairostep.data.extras import require
-from kairostep.reports import Axis, Curve, Figure, write_figures
-from kairostep.reports import Panel as PagePanel
+from kairostep.plots import Figure, Panel
+from kairostep.reports import write_figures
 
 SUFFIXES = (".html", ".png", ".json")
 
@@ -56,14 +56,5 @@ def write_output(
 
 def page_figure(title: str, how_to_read: str, panels: Sequence[Panel]) -> Figure:
     """Return panels as a figure of an HTML page."""
-    drawn = [
-        PagePanel(
-            Axis(panel.x_label),
-            Axis(panel.y_label, log=panel.log),
-            [Curve(curve.name, curve.x, curve.y) for curve in panel.curves],
-            title=panel.title,
-        )
-        for panel in panels
-    ]
     marks = "; ".join(f"{word} from t = {place:.3f}" for place, word in panels[0].marks)
-    return Figure(title, how_to_read, drawn, note=marks)
+    return Figure(title, how_to_read, panels, note=marks)

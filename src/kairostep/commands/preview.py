@@ -30,14 +30,14 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     import torch
 
     from kairostep.analysis.panels import preview_panels
-    from kairostep.analysis.stand_ins import parts_without_data
     from kairostep.analysis.table import preview_table
+    from kairostep.analysis.untrained import untrained_parts
     from kairostep.commands.output import check_output, write_output
     from kairostep.commands.run_or_preset import find_run_or_preset
 
     check_output(known.output)
     chosen = find_run_or_preset(settings)
-    parts = parts_without_data(chosen.config)
+    parts = untrained_parts(chosen.config)
     seen, config = parts.preview(), parts.config
     table, predicted = preview_table(seen, known.parts), config.prediction
     title = f"sampler {config.sampler.name}, weighting {config.weighting.name}, process {config.process.name}"

@@ -31,8 +31,8 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     """Write the page of some runs, or serve it."""
     from kairostep.reports import write_report
     from kairostep.reports.report import find_runs
-    from kairostep.reports.run_history import RunHistory
     from kairostep.reports.watch import serve
+    from kairostep.runs.history import RunHistory
 
     if known.watch and known.output:
         raise ValueError(f"--watch serves the page and writes none, got --output {known.output}: leave one of them out")

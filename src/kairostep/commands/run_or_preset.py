@@ -13,7 +13,7 @@ from kairostep.experiments import PRESETS, Config, preset
 from kairostep.experiments.command_line import run_name, settle, take_preset
 from kairostep.experiments.config import load, to_dict, with_overrides
 from kairostep.names import unknown
-from kairostep.training.directory import provenance
+from kairostep.runs.directory import provenance
 
 Train = Callable[[Config], None]
 """Trains a run, or goes on with it."""

@@ -9,8 +9,8 @@ from kairostep.diffusion.prediction import V as V
 from kairostep.diffusion.process import DiscreteProcess as DiscreteProcess
 from kairostep.diffusion.process import EDMProcess as EDMProcess
 from kairostep.diffusion.process import FlowProcess as FlowProcess
-from kairostep.diffusion.variance import StableTarget as StableTarget
-from kairostep.diffusion.variance import antithetic_pairs as antithetic_pairs
+from kairostep.diffusion.variance_reduction import StableTarget as StableTarget
+from kairostep.diffusion.variance_reduction import antithetic_pairs as antithetic_pairs
 from kairostep.diffusion.weighting import Weighting as Weighting
 from kairostep.diffusion.weighting import as_weighting as as_weighting
 from kairostep.diffusion.weighting import constant as constant

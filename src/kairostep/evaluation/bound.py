@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 from kairostep.checks import count
 from kairostep.diffusion import DiscreteProcess, Objective
+from kairostep.diffusion.conditions import class_condition
 from kairostep.diffusion.process import Process
 from kairostep.evaluation.estimate import Estimate, mean_and_error
-from kairostep.evaluation.pairs import cond_of, paired_draws
+from kairostep.evaluation.matched import matched_draws
 
 PIXEL_LOG_SNR = math.log(1e4)  # where decoding to pixels begins in continuous time: as noisy as linear's step 0
 GAUSSIAN_SHARE = 0.75  # of times that are drawn by what they would add for Gaussian data
@@ -92,7 +93,7 @@ class _Denoiser:
             alpha, sigma = (self._broadcast(factor) for factor in (at.alpha, at.sigma))
             xt = alpha * self.x0[rows] + sigma * noise[rows]
             seen = xt if at.input_scale is None else self._broadcast(at.input_scale) * xt
-            returned = self.model(seen, at.time, **cond_of(self.labels, rows))
+            returned = self.model(seen, at.time, **class_condition(self.labels, rows))
             output: Tensor = returned[0] if isinstance(returned, tuple) else getattr(returned, "sample", returned)
             x0hat = self.objective.prediction.to_x0(output.to(xt.dtype), xt, alpha, sigma)
             yield rows, x0hat.clamp(-1, 1) if self.clip else x0hat
@@ -114,7 +115,7 @@ def _diffusion(denoiser: _Denoiser, first: Tensor, last: Tensor, num_times: int,
     """Return the sum over the steps in bits per dimension, (N,)."""
     x0 = denoiser.x0
     bits = torch.zeros(len(x0), dtype=torch.float64, device=x0.device)
-    for draw in paired_draws(x0, num_times, seed):
+    for draw in matched_draws(x0, num_times, seed):
         times = _times(denoiser.objective.process, draw.u, first, last)
         for rows, x0hat in denoiser.estimates(times.t, draw.noise):
             bits[rows] += _mean((x0[rows] - x0hat).square()) * times.weight[rows] / (num_times * math.log(2))
@@ -126,7 +127,7 @@ def _reconstruction(denoiser: _Denoiser, first: Tensor, levels: int | None, seed
     x0 = denoiser.x0
     bits = torch.zeros(len(x0), dtype=torch.float64, device=x0.device)
     std = math.exp(-float(denoiser.objective.process.log_snr(first)) / 2)
-    (draw,) = paired_draws(x0, 1, seed, stream=1)
+    (draw,) = matched_draws(x0, 1, seed, stream=1)
     for rows, x0hat in denoiser.estimates(first.to(x0.device).expand(len(x0)), draw.noise):
         bits[rows] = -_mean(log_decoder(x0[rows].double(), x0hat.double(), std, levels)) / math.log(2)
     return bits

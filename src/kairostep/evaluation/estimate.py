@@ -1,4 +1,4 @@
-"""A number with its standard error."""
+"""A number and how far it can be trusted."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number and its standard error, NaN if there is none."""
+    """A number and its standard error, NaN where none can be had."""
 
     value: float
     error: float

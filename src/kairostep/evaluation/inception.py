@@ -35,7 +35,7 @@ class ConvNorm(nn.Module):
         return torch.relu(self.bn(self.conv(x)))
 
 
-class Block(nn.Module):
+class InceptionBlock(nn.Module):
     """Branches side by side, concatenated, the pooled one last: (N, inputs, H, W) -> (N, outputs, H', W').
 
     Args:
@@ -114,7 +114,7 @@ def _blocks(inputs: int) -> list[tuple[str, nn.Module]]:
 
     def add(name: str, branches: Mapping[str, tuple[Step, ...]], pool: nn.Module, pooled: int = 0) -> None:
         nonlocal inputs
-        block = Block(inputs, branches, pool, pooled)
+        block = InceptionBlock(inputs, branches, pool, pooled)
         blocks.append((name, block))
         inputs = block.outputs
 

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from kairostep.checks import count
 from kairostep.diffusion import Objective, constant, vlb
+from kairostep.diffusion.conditions import class_condition
 from kairostep.diffusion.weighting import LOG_SNR_LIMIT
 from kairostep.evaluation.estimate import Estimate, mean_and_error
-from kairostep.evaluation.pairs import cond_of, paired_draws
+from kairostep.evaluation.matched import matched_draws
 
 NUM_BINS = 20  # of t, in a profile
 
@@ -49,7 +50,7 @@ def held_out_loss(
     plain = Objective(objective.process, objective.prediction, constant())
     losses = []
     for rows in torch.split(torch.arange(len(x0), device=x0.device), batch_size):
-        losses.append(plain(model, x0[rows], t[rows], noise=noise[rows], **cond_of(labels, rows)).double())
+        losses.append(plain(model, x0[rows], t[rows], noise=noise[rows], **class_condition(labels, rows)).double())
     loss = torch.cat(losses)
     bound = loss * plain.reweighting(vlb(objective.process))(t)
     return HeldOut(*mean_and_error(loss), *mean_and_error(bound), num_evaluations=len(x0))
@@ -93,12 +94,12 @@ def loss_profile(
     plain = Objective(objective.process, objective.prediction, constant())
     losses = torch.empty(len(x0), num_bins, dtype=torch.float64, device=x0.device)
     factors = torch.empty_like(losses)  # from the loss to the error of the noise
-    for number, draw in enumerate(paired_draws(x0, num_bins, seed)):
+    for number, draw in enumerate(matched_draws(x0, num_bins, seed)):
         t = draw.u.to(torch.float32).clamp(1e-6, 1 - 1e-6)
         log_snr = objective.process.log_snr(draw.u).clamp(-LOG_SNR_LIMIT, LOG_SNR_LIMIT)
         factors[:, number] = (log_snr + objective.prediction.log_x0_error(log_snr)).exp()
         for rows in torch.split(torch.arange(len(x0), device=x0.device), batch_size):
-            noise, cond = draw.noise[rows], cond_of(labels, rows)
+            noise, cond = draw.noise[rows], class_condition(labels, rows)
             losses[rows, number] = plain(model, x0[rows], t[rows], noise=noise, **cond).double()
     errors = losses * factors
     return LossProfile(

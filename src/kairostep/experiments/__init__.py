@@ -18,19 +18,20 @@ if TYPE_CHECKING:
     from kairostep.experiments.components import WEIGHTINGS as WEIGHTINGS
     from kairostep.experiments.experiment import Experiment as Experiment
     from kairostep.experiments.experiment import build as build
-    from kairostep.experiments.trained import Trained as Trained
 
 _TABLES = ("DATASETS", "NETWORKS", "PREDICTIONS", "PROCESSES", "SAMPLERS", "TABLES", "WEIGHTINGS")
 _LATER = {
     **dict.fromkeys(_TABLES, "components"),
     "Experiment": "experiment",
     "build": "experiment",
-    "Trained": "trained",
 }
 
+if not TYPE_CHECKING:  # type checkers would take any name for one that is here
 
-def __getattr__(name: str) -> Any:
-    """Return a name that is imported at its first use."""
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+    def __getattr__(name: str) -> Any:
+        """Return a name that is imported at its first use."""
+        if name == "Trained":
+            raise AttributeError(f"{__name__}.Trained has moved: kairostep.runs.Trained")
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)

@@ -35,8 +35,8 @@ from kairostep.names import Argument, arguments_of, unknown
 from kairostep.renamed_options import new_names
 from kairostep.timesteps import (
     Adaptive,
-    BetaPair,
     BetaPolicy,
+    ConstantBeta,
     Curriculum,
     InfoNoise,
     LeastNoise,
@@ -105,7 +105,7 @@ def adaptive(
     choice("sampler.reward", reward, ("vlb", "loss"))
     hidden = hidden_units(as_published) if hidden is None else hidden
     made = (
-        BetaPair(bounded=bounded)
+        ConstantBeta(bounded=bounded)
         if policy == "pair"
         else BetaPolicy.for_input(shape, hidden, depth, bounded=bounded, seed=seed)
     )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from kairostep.data import Dataset, LatentSet, NothingHeldOut, encode_latents
 from kairostep.diffusion import Objective, Prediction, StableTarget
 from kairostep.diffusion.process import Process
+from kairostep.diffusion.variance_reduction import check_pairs
 from kairostep.experiments.components import (
     DATASETS,
     NETWORKS,
@@ -43,6 +44,7 @@ class Experiment:
     objective: Objective
     model: nn.Module
     sampler: TimestepSampler
+    num_classes: int  # that the model is told, 0 if none
 
     @property
     def process(self) -> Process:
@@ -53,11 +55,6 @@ class Experiment:
     def prediction(self) -> Prediction:
         """What the network predicts."""
         return self.objective.prediction
-
-    @property
-    def num_classes(self) -> int:
-        """The number of classes that the model is told, 0 if none."""
-        return self.dataset.num_classes if self.config.label_dropout is not None else 0
 
     def to_pixels(self, x0: Tensor) -> Tensor:
         """Return images (B, C, H, W) in [-1, 1] for samples x0."""
@@ -76,20 +73,12 @@ def build(config: Config, device: torch.device) -> Experiment:
     if config.stable_target:
         objective.target = StableTarget(read_reference(config, dataset).to(device), config.stable_target)
     copies = TRAINING_COPIES if device.type == "cpu" else 1
-    model = make_network(config, dataset.shape, dataset.num_classes, copies=copies)
-    sampler = make(
-        "sampler",
-        SAMPLERS,
-        config.sampler,
-        process=process,
-        objective=objective,
-        model=model,
-        parameters=model.parameters(),
-        shape=dataset.shape,
-        accumulate=config.accumulate,
-        seed=config.seed,
-    )
-    return Experiment(config, dataset, held_out, objective, model, sampler)
+    num_classes = dataset.num_classes if config.label_dropout is not None else 0
+    model = make_network(config, dataset.shape, num_classes, copies=copies)
+    sampler = make_sampler(config, objective, model, dataset.shape)
+    if config.pairs:
+        check_pairs(sampler)
+    return Experiment(config, dataset, held_out, objective, model, sampler, num_classes)
 
 
 def fill_defaults(config: Config) -> Config:
@@ -118,6 +107,30 @@ def make_objective(config: Config) -> tuple[Config, Objective]:
     return replace(config, prediction=name), Objective(process, make_prediction(name, process), weighting)
 
 
+def make_sampler(config: Config, objective: Objective, model: nn.Module, shape: tuple[int, ...]) -> TimestepSampler:
+    """Return the fresh sampler of a config.
+
+    Args:
+        config: Names the sampler.
+        objective: Whose losses it will be shown.
+        model: That is trained.
+        shape: Of a sample of x0.
+    """
+    sampler: TimestepSampler = make(
+        "sampler",
+        SAMPLERS,
+        config.sampler,
+        process=objective.process,
+        objective=objective,
+        model=model,
+        parameters=model.parameters(),
+        shape=shape,
+        accumulate=config.accumulate,
+        seed=config.seed,
+    )
+    return sampler
+
+
 def check(config: Config, process: Process, device: torch.device) -> None:
     """Raise ValueError for what would fail in training, or after it."""
     if config.precision == "fp16" and device.type == "cpu":
@@ -126,11 +139,6 @@ def check(config: Config, process: Process, device: torch.device) -> None:
         raise ValueError(
             "stable_target averages over images of all classes, so that the model must have none, "
             f"got label_dropout {config.label_dropout}: pass --stable_target=0, or --label_dropout=null"
-        )
-    if config.pairs and config.sampler.name == "adaptive" and config.sampler.options.get("policy") != "pair":
-        raise ValueError(
-            "pairs trade images between neighbours in t, so that a sampler must not draw t by the image, got adaptive "
-            "with a network: pass --pairs=false, or --sampler.policy=pair"
         )
     check_speed(config)
     num_steps = getattr(process, "num_steps", config.sample_steps)
@@ -196,9 +204,13 @@ def _load_split(config: Config, split: str, device: torch.device) -> Dataset:
 
 
 def make_network(config: Config, shape: tuple[int, ...], num_classes: int, *, copies: int = 1) -> nn.Module:
-    """Return the network for samples (C, H, W) of data with so many classes, its weights a function of the seed.
+    """Return the network of a config, its weights a function of the seed.
 
-    Memory has to hold so many `copies` of the weights: what is too large is refused before it is made.
+    Args:
+        config: Names the network.
+        shape: Of a sample, (C, H, W).
+        num_classes: That the network is told, 0 if none.
+        copies: Of the weights that memory has to hold: what is too large is refused before it is made.
     """
     channels, height, width = shape
     if height != width:
@@ -206,7 +218,7 @@ def make_network(config: Config, shape: tuple[int, ...], num_classes: int, *, co
     given: dict[str, Any] = {
         "sample_size": height,
         "in_channels": channels,
-        "num_classes": num_classes if config.label_dropout is not None else None,
+        "num_classes": num_classes or None,
     }
     generator_state = torch.get_rng_state()
     with torch.device("meta"):  # sizes alone

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kairostep.diffusion import Prediction
+from kairostep.diffusion.conditions import class_condition
 from kairostep.diffusion.process import Process
 from kairostep.generation.solvers import Plan, plan_for
 
@@ -49,7 +50,7 @@ def with_guidance(
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the function (x, time ()) -> output in float32: null + guidance (conditional - null), in one batch."""
     if guidance == 1:
-        cond = {} if labels is None else {"class_labels": labels}
+        cond = class_condition(labels)
         return lambda x, time: _tensor(model(x, time.expand(len(x)), **cond))
     if labels is None or null_label is None:
         raise ValueError(
@@ -59,7 +60,7 @@ def with_guidance(
     both = torch.cat([labels, torch.full_like(labels, null_label)])  # (2B,)
 
     def guided(x: Tensor, time: Tensor) -> Tensor:
-        returned = model(torch.cat([x, x]), time.expand(2 * len(x)), class_labels=both)
+        returned = model(torch.cat([x, x]), time.expand(2 * len(x)), **class_condition(both))
         conditional, null = _tensor(returned).chunk(2)
         return null + guidance * (conditional - null)
 

@@ -39,7 +39,7 @@ def is_whole_png(path: Path) -> bool:
         return False
 
 
-class ImageFiles(Protocol):
+class GeneratedFiles(Protocol):
     """The images 0 .. num - 1 of a folder, made by several processes that share no image."""
 
     def missing(self, first: int = 0, stride: int = 1) -> Iterator[int]:

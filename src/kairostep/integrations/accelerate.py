@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from kairostep.files import whole_file
-from kairostep.integrations.reach import checked_sampler, load_state, name_of
+from kairostep.integrations.foreign_loop import load_state, name_of, require_sampler
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
 from kairostep.timesteps.sampler import check_loss_at
 
@@ -43,7 +43,7 @@ class Accelerated(TimestepSampler):
 
     def __init__(self, sampler: TimestepSampler, accelerator: "Accelerator", *, name: str = "timestep_sampler") -> None:
         super().__init__()
-        checked_sampler(sampler)
+        require_sampler(sampler)
         names: set[str] = accelerator.__dict__.setdefault("_kairostep_names", set())
         if name in names:
             raise ValueError(f"samplers of one accelerator must have different names, got {name!r} twice: pass name=")

@@ -26,8 +26,8 @@ from kairostep.checks import choice
 from kairostep.diffusion import EPSILON, VELOCITY, X0, DiscreteProcess, Prediction, V, Weighting
 from kairostep.diffusion.process import Process
 from kairostep.diffusion.weighting import LOG_SNR_LIMIT
+from kairostep.integrations.foreign_loop import give_loss_weight, require_sampler
 from kairostep.integrations.noise_levels import FlowSteps
-from kairostep.integrations.reach import checked_sampler, give_loss_weight
 from kairostep.timesteps import LossAt, Tabulated, Timesteps, TimestepSampler
 from kairostep.timesteps.histogram import BELOW_ONE
 from kairostep.timesteps.sampler import check_loss_at
@@ -134,7 +134,7 @@ class Scheduled(TimestepSampler):
         self, sampler: TimestepSampler, scheduler: Any, *, mu: float | None = None, snr_weighted: bool = False
     ) -> None:
         super().__init__()
-        self.sampler = checked_sampler(sampler)
+        self.sampler = require_sampler(sampler)
         self.process, self.prediction = process_of(scheduler, mu=mu), prediction_of(scheduler)
         self.uses_x0, self.uses_loss_at, self.num_bins = sampler.uses_x0, sampler.uses_loss_at, sampler.num_bins
         if snr_weighted and self.prediction is X0:

@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 
 from kairostep.checks import finite, positive
 from kairostep.diffusion import X0, Objective, edm
+from kairostep.integrations.foreign_loop import check_needs, give_loss_weight, learn_without_step, require_sampler
 from kairostep.integrations.noise_levels import LogNormal, ReadProcess, follow, level_at
 from kairostep.integrations.optimizer_hooks import StepObserver
-from kairostep.integrations.reach import check_reach, checked_sampler, give_loss_weight, learn_without_step
 from kairostep.names import SAMPLERS, arguments_of, from_name
 from kairostep.timesteps import BetaPolicy, TimestepSampler
 from kairostep.timesteps.probe_plan import bundle_probing
@@ -153,7 +153,7 @@ class SigmaLoss(nn.Module):
             if self._observer is not None:
                 self._observer.show(x0, drawn, losses, loss_at)
             else:
-                check_reach(sampler, "an EDM loss before attach(optimizer)", x0=True, loss_at=False)
+                check_needs(sampler, "an EDM loss before attach(optimizer)", x0=True, loss_at=False)
                 learn_without_step(sampler, drawn, losses)
         return found.trained * drawn.weight.to(found.trained.dtype).view(-1, *[1] * (x0.ndim - 1))
 
@@ -166,7 +166,7 @@ class SigmaLoss(nn.Module):
         if not isinstance(sampler, str):
             if options:
                 raise ValueError(f"sampler_kwargs belong to the name of a sampler, got {options} and {sampler!r}")
-            return checked_sampler(sampler)
+            return require_sampler(sampler)
         given = dict(options or {})
         taken = arguments_of(SAMPLERS[sampler]) if sampler in SAMPLERS else {}
         if any(name in taken and name not in given for name in OF_NETWORK):
@@ -176,7 +176,7 @@ class SigmaLoss(nn.Module):
         if sampler == "infonoise":
             given.setdefault("loss_weight", self.objective.x0_weight)
         made = from_name(sampler, **given)
-        return checked_sampler(made)  # type: ignore[arg-type]  # a weighting has a name too, and is refused
+        return require_sampler(made)  # type: ignore[arg-type]  # a weighting has a name too, and is refused
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_observer": None}  # a copy or a pickle observes no optimizer
@@ -270,4 +270,4 @@ def sampler_for_network(name: str, options: dict[str, Any], net: nn.Module | Non
     if "model" in taken:
         given["model"] = net
     made = from_name(name, **given)
-    return checked_sampler(made)  # type: ignore[arg-type]  # the name of a sampler, as the caller knows
+    return require_sampler(made)  # type: ignore[arg-type]  # the name of a sampler, as the caller knows

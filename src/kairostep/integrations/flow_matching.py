@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kairostep.integrations.foreign_loop import require_sampler
 from kairostep.integrations.noise_levels import OfTime, ReadProcess
-from kairostep.integrations.reach import checked_sampler
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
 from kairostep.timesteps.histogram import BELOW_ONE
 
@@ -45,7 +45,7 @@ class PathSampler(nn.Module):
 
     def __init__(self, sampler: TimestepSampler, path: Any) -> None:
         super().__init__()
-        self.sampler, self.path = checked_sampler(sampler), path
+        self.sampler, self.path = require_sampler(sampler), path
         check_direction(path)
         if sampler.uses_x0 and hasattr(path, "ot_sampler"):
             raise ValueError(

@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from kairostep.integrations.reach import checked_sampler, load_state, name_of
+from kairostep.integrations.foreign_loop import load_state, name_of, require_sampler
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
 from kairostep.timesteps.sampler import check_loss_at
 
@@ -38,7 +38,7 @@ class TimestepSampling(Callback):
     """
 
     def __init__(self, sampler: TimestepSampler) -> None:
-        self.sampler = checked_sampler(sampler)
+        self.sampler = require_sampler(sampler)
         self._trainer: Trainer | None = None  # while it fits
         self._drawn = False  # and not yet seen the losses
         self._latest: Shown | None = None  # of the latest training step

@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 
 from kairostep.diffusion import EPSILON, X0, DiscreteProcess, Objective, Prediction, V, constant, min_snr
 from kairostep.diffusion.process import Process
+from kairostep.integrations.foreign_loop import give_loss_weight, require_sampler, rows_of_value
 from kairostep.integrations.noise_levels import OfTime, ReadProcess, follow
 from kairostep.integrations.optimizer_hooks import StepObserver
-from kairostep.integrations.reach import checked_sampler, give_loss_weight, rows_of_value
 from kairostep.timesteps import Speed, Timesteps, TimestepSampler
 from kairostep.timesteps.histogram import bin_index
 
@@ -40,7 +40,7 @@ class SampledDiffusion:
     """
 
     def __init__(self, diffusion: nn.Module, sampler: TimestepSampler, optimizer: Optimizer) -> None:
-        self.sampler = checked_sampler(sampler)
+        self.sampler = require_sampler(sampler)
         check_diffusion(diffusion)
         if isinstance(sampler, Speed) and has_min_snr(diffusion):
             raise ValueError(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kairostep.diffusion.process import FlowProcess, Process
-from kairostep.integrations.reach import check_reach, learn_without_step
+from kairostep.integrations.foreign_loop import check_needs, learn_without_step
 from kairostep.timesteps import Timesteps, TimestepSampler
 from kairostep.timesteps.histogram import ABOVE_ZERO, bin_index
 
@@ -208,7 +208,7 @@ class DrawnLevels:
     """
 
     def __init__(self, sampler: TimestepSampler, quantile: OfTime, where: str) -> None:
-        check_reach(sampler, where, x0=False, loss_at=False)
+        check_needs(sampler, where, x0=False, loss_at=False)
         self.sampler, self.quantile, self._where = sampler, quantile, where
         sampler.how_to_show = "show those of each draw, by learn(losses, weighted=...) or weighted(losses)"
         self._drawn: Timesteps | None = None

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from kairostep.diffusion import DiscreteProcess
+from kairostep.integrations.foreign_loop import check_needs, learn_without_step, require_sampler
 from kairostep.integrations.noise_levels import follow
-from kairostep.integrations.reach import check_reach, checked_sampler, learn_without_step
 from kairostep.names import SAMPLERS, arguments_of, from_name
 from kairostep.ranks import rank, world_size
 from kairostep.timesteps import Timesteps, TimestepSampler
@@ -35,7 +35,7 @@ class ScheduleSampler:
     """
 
     def __init__(self, sampler: TimestepSampler, diffusion: Any) -> None:
-        check_reach(sampler, "ScheduleSampler.sample(batch_size, device)", x0=False, loss_at=False)
+        check_needs(sampler, "ScheduleSampler.sample(batch_size, device)", x0=False, loss_at=False)
         process = process_of(diffusion)
         self.sampler, self.num_steps = sampler, process.num_steps
         sampler.how_to_show = "call update_with_local_losses, or pass base=LossAwareSampler so that the loop does"
@@ -110,11 +110,11 @@ def create_named_schedule_sampler(
         given = {"process": process_of(diffusion)} if "process" in taken else {}
         if name == "loss_second_moment":
             given["num_bins"] = diffusion.num_timesteps
-        sampler = checked_sampler(from_name(name, **{**given, **options}))  # type: ignore[arg-type]  # checked here
+        sampler = require_sampler(from_name(name, **{**given, **options}))  # type: ignore[arg-type]  # checked here
     elif options:
         raise ValueError(f"options belong to the name of a sampler, got {options} and {name!r}: leave them out")
     else:
-        sampler = checked_sampler(name)
+        sampler = require_sampler(name)
     if base is None and sampler.learns:
         raise ValueError(
             f"{type(sampler).__name__} learns from losses, which these loops show to their own LossAwareSampler alone: "

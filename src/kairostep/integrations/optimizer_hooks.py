@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from kairostep.integrations.reach import checked_sampler
+from kairostep.integrations.foreign_loop import require_sampler
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
 from kairostep.timesteps.sampler import check_loss_at, rows_for
 
@@ -57,7 +57,7 @@ class StepObserver:
     """
 
     def __init__(self, sampler: TimestepSampler, optimizer: Optimizer) -> None:
-        self.sampler = checked_sampler(sampler)
+        self.sampler = require_sampler(sampler)
         while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
             optimizer = inner  # a wrapper, such as accelerate's, has no hooks of its own
         if not isinstance(optimizer, Optimizer):

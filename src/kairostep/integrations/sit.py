@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from kairostep.integrations.foreign_loop import give_loss_weight, require_sampler, rows_of_value
 from kairostep.integrations.noise_levels import ReadProcess, follow
 from kairostep.integrations.optimizer_hooks import StepObserver
-from kairostep.integrations.reach import checked_sampler, give_loss_weight, rows_of_value
 from kairostep.timesteps import TimestepSampler
 from kairostep.timesteps.histogram import BELOW_ONE
 
@@ -37,7 +37,7 @@ class SampledTransport:
     """
 
     def __init__(self, transport: Any, sampler: TimestepSampler, optimizer: Optimizer) -> None:
-        self.sampler = checked_sampler(sampler)
+        self.sampler = require_sampler(sampler)
         check_transport(transport)
         if isinstance(getattr(transport.training_losses, "__self__", None), SampledTransport):
             raise ValueError(

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kairostep.reports.run_history import RunHistory
 from kairostep.reports.run_names import arm_name, run_names
+from kairostep.runs.history import RunHistory
 
 # Settings that leave no mark on the weights, and places: they do not part arms
 IGNORED = {"seed", "output", "resume", "workers", "cache", "trackers", "keep_checkpoints", "checkpoint_every"}
@@ -62,7 +62,7 @@ def arms_of(histories: Sequence[RunHistory]) -> list[Arm]:
     for history in histories:
         grouped.setdefault(_identity(history), []).append(history)
     members = list(grouped.values())
-    settings = _described([parting(group[0]) for group in members])
+    settings = _describe([parting(group[0]) for group in members])
     baseline = _baseline([group[0] for group in members])
     names = dict(zip(map(id, histories), run_names([history.directory for history in histories]), strict=True))
     keys = {id(history): f"r{i}" for i, history in enumerate(histories)}
@@ -106,7 +106,7 @@ def _identity(history: RunHistory) -> str:
     return repr(sorted(settings.items(), key=lambda item: item[0])) if settings else str(history.directory)
 
 
-def _described(arms: Sequence[Mapping[str, Any]]) -> list[str]:
+def _describe(arms: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return for each arm what parts it from the others."""
     keys = list(dict.fromkeys(key for settings in arms for key in settings))
     return [_description(settings, [key for key in keys if _differs(key, settings, arms)]) for settings in arms]

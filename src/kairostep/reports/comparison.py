@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from kairostep.reports.run_history import RunHistory
+from kairostep.runs.history import RunHistory
 
 COLUMNS = ("run", "sampler", "weighting", "held-out loss", "held-out bound", "evaluations", "seconds")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from kairostep.files import whole_file
 from kairostep.installation import missing
-from kairostep.reports.figure import Curve, Figure, Heat
+from kairostep.plots import Curve, Figure, Heat
 
 SCRIPTS = ("plots.js", "exports.js", "page.js")
 STYLES = ("page.css", "print.css")

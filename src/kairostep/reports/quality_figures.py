@@ -4,11 +4,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from kairostep.plots import Axis, Curve, Figure, Panel
 from kairostep.reports.arms import Arm, ShownRun, parting
-from kairostep.reports.figure import Axis, Curve, Figure, Panel
-from kairostep.reports.metrics_file import number
-from kairostep.reports.run_history import RunHistory, evaluations_at
-from kairostep.reports.thinning import kept_points
+from kairostep.runs.history import RunHistory, evaluations_at
+from kairostep.runs.metrics import number
+from kairostep.runs.thinning import kept_points
 
 COSTS = {
     "seconds": Axis("seconds of training"),

@@ -1,20 +1,18 @@
 """`kairostep report`: run directories in, one self-contained page out."""
 
 import re
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kairostep.plots import Figure
 from kairostep.reports.arms import Arm, arms_of
 from kairostep.reports.configurations import differences, warnings
-from kairostep.reports.figure import Figure
 from kairostep.reports.page import Group, needed, whole_page, write_page
 from kairostep.reports.quality_figures import quality_figures, selection_figure
 from kairostep.reports.results_table import results_table
 from kairostep.reports.rounding import MISSING
-from kairostep.reports.run_history import RunHistory
 from kairostep.reports.sample_grids import sample_grids
 from kairostep.reports.training_figures import (
     cost_figures,
@@ -24,6 +22,8 @@ from kairostep.reports.training_figures import (
     policy_figures,
 )
 from kairostep.reports.verdict import verdict
+from kairostep.runs.history import RunHistory
+from kairostep.version import __version__
 
 DEPTH = 3  # of run directories in a folder of runs
 RUN_FILES = ("config.yaml", "metrics.jsonl")
@@ -135,8 +135,7 @@ def _intro(arms: Sequence[Arm]) -> str:
 
 
 def _footer() -> str:
-    version = getattr(sys.modules.get("kairostep"), "__version__", "")
-    return f"Made by kairostep {version} at {time.strftime('%Y-%m-%d %H:%M:%S %Z')}. This page needs no network."
+    return f"Made by kairostep {__version__} at {time.strftime('%Y-%m-%d %H:%M:%S %Z')}. This page needs no network."
 
 
 def _shown(run: Any) -> dict[str, Any]:

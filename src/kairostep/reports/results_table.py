@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kairostep.reports.arms import Arm, ShownRun, same_task
-from kairostep.reports.metrics_file import number
 from kairostep.reports.rounding import MISSING, counted, seconds, with_error
-from kairostep.reports.run_history import RunHistory
 from kairostep.reports.target import Cost, Ratio, is_paired, ratio_to, spread_of
+from kairostep.runs.history import RunHistory
+from kairostep.runs.metrics import number
 
 HOW_TO_READ = (
     "Every run with its last held-out figures ± standard error over images, and each arm's mean ± standard deviation "
@@ -40,7 +40,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Block:
+class ArmRows:
     """The lines of one arm."""
 
     arm: str
@@ -52,7 +52,7 @@ class Table:
     """What the page shows as a table."""
 
     columns: list[Column]
-    blocks: list[Block]
+    blocks: list[ArmRows]
     notes: list[str]
     how_to_read: str
 
@@ -80,14 +80,14 @@ def results_table(arms: Sequence[Arm]) -> Table:
     return Table([head, *columns], blocks, _notes(arms, baseline), f"{HOW_TO_READ} {HOW_TO_COMPARE}")
 
 
-def _block(arm: Arm, columns: Sequence[Column], *, alone: bool) -> Block:
+def _block(arm: Arm, columns: Sequence[Column], *, alone: bool) -> ArmRows:
     notes = ["baseline"] if arm.baseline and not alone else []
     if len(arm.runs) == 1:
-        return Block(arm.name, [_row("single", arm.runs[0], columns, *notes)])
+        return ArmRows(arm.name, [_row("single", arm.runs[0], columns, *notes)])
     histories = [run.history for run in arm.runs]
     cells = [arm.name, *(column.of_arm(histories) for column in columns)]
     mean = Row("mean", "", cells, arm.settings, f"({', '.join([*notes, f'mean of {len(arm.runs)}'])})")
-    return Block(arm.name, [mean, *(_row("seed", run, columns) for run in arm.runs)])
+    return ArmRows(arm.name, [mean, *(_row("seed", run, columns) for run in arm.runs)])
 
 
 def _row(kind: str, run: ShownRun, columns: Sequence[Column], note: str = "") -> Row:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kairostep.reports.arms import Arm, same_task
-from kairostep.reports.run_history import HeldOut, RunHistory
+from kairostep.runs.history import HeldOutPoint, RunHistory
 
 Cost = Literal["seconds", "evaluations"]
 # 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom; the normal one beyond
@@ -48,7 +48,7 @@ def spread_of(values: Sequence[float]) -> Spread:
     return Spread(mean, quantile * deviation / math.sqrt(n), deviation)
 
 
-def first_reaching(points: Sequence[HeldOut], target: float, cost: Cost) -> float | None:
+def first_reaching(points: Sequence[HeldOutPoint], target: float, cost: Cost) -> float | None:
     """Return the cost at which the held-out loss first is at most the target, linear in its logarithm in between."""
     before: tuple[float, float] | None = None
     for point in points:

@@ -3,10 +3,10 @@
 from array import array
 from collections.abc import Sequence
 
+from kairostep.plots import Axis, Curve, Figure, Heat, Panel
 from kairostep.reports.arms import ShownRun
-from kairostep.reports.figure import Axis, Curve, Figure, Heat, Panel
-from kairostep.reports.metrics_file import Histograms, Metrics, number
 from kairostep.reports.rounding import significant
+from kairostep.runs.metrics import Histograms, Metrics, number
 
 STEPS = Axis("steps")
 QUARTILES = ("t 0 to 0.25, least noise", "t 0.25 to 0.5", "t 0.5 to 0.75", "t 0.75 to 1, most noise")

@@ -7,8 +7,8 @@ from typing import Any
 
 from kairostep.reports.arms import Arm, same_task
 from kairostep.reports.rounding import with_error
-from kairostep.reports.run_history import RunHistory
 from kairostep.reports.target import Spread, spread_of
+from kairostep.runs.history import RunHistory
 
 SAME_COST = 0.005  # network evaluations that differ by less are called the same
 
@@ -79,7 +79,7 @@ def compare(arm: Arm, baseline: Arm) -> Comparison:
 
 def _of_seeds(found: Sequence[Comparison], baseline: str) -> Verdict:
     """Return the verdict where one arm at least has several seeds."""
-    told = [_told(comparison, baseline) for comparison in found]
+    told = [_sentence(comparison, baseline) for comparison in found]
     if len(found) == 1:
         return Verdict(told[0], [])
     lower, higher = ([each.arm for each in found if each.decided == sign] for sign in (-1, 1))
@@ -94,7 +94,7 @@ def _of_seeds(found: Sequence[Comparison], baseline: str) -> Verdict:
     return Verdict(f"In held-out loss, {' and '.join(parts)} than {baseline}{rest}.", told)
 
 
-def _told(comparison: Comparison, baseline: str) -> str:
+def _sentence(comparison: Comparison, baseline: str) -> str:
     """Return a sentence about one arm."""
     spread = comparison.spread
     if spread is None:

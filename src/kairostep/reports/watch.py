@@ -10,7 +10,7 @@ from typing import Any
 
 from kairostep.reports.page import content, needed, whole_page
 from kairostep.reports.report import make_report, runs_in
-from kairostep.reports.run_history import RunHistory, fingerprint
+from kairostep.runs.history import RunHistory, fingerprint
 
 HOST, PORT = "127.0.0.1", 8765
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kairostep.checks import below_one, count, nonnegative
 from kairostep.ranks import gather_over_ranks, sum_over_ranks, world_size
 from kairostep.timesteps.draws import Draws
-from kairostep.timesteps.policy import Beta, BetaPair, check_policy
+from kairostep.timesteps.policy import Beta, ConstantBeta, check_policy
 from kairostep.timesteps.probe_plan import Probe, Probing, check_probing, plan_probe
 from kairostep.timesteps.probes import (
     Borrowed,
@@ -52,7 +52,7 @@ class Adaptive(TimestepSampler):
     `time_probes = True` adds the seconds spent to the diagnostics and makes the host wait for the device.
 
     Args:
-        policy: BetaPolicy.for_input(x0.shape[1:]), or BetaPair(), which ignores x0.
+        policy: BetaPolicy.for_input(x0.shape[1:]), or ConstantBeta(), which ignores x0.
         reward_weight: A function of t that turns the loss into the objective that counts. None takes the loss itself.
             The paper's is process.vlb_weight, for an unweighted epsilon loss; for any other prediction or weighting
             the same is objective.reweighting(ks.vlb(process)).
@@ -102,7 +102,7 @@ class Adaptive(TimestepSampler):
         check_probing(probing, moved)
         self.reading = Published() if as_published else Reading()
         self.reading.check(floor, probing, unbiased=unbiased)
-        self.uses_x0 = not isinstance(policy, BetaPair)
+        self.uses_x0 = not isinstance(policy, ConstantBeta)
         self.policy, self.reward_weight = policy, reward_weight or torch.ones_like
         self.num_steps, self.probing = count("num_steps", num_steps, at_least=2), probing
         self.entropy = nonnegative("entropy", entropy)

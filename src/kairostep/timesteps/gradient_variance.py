@@ -122,9 +122,9 @@ class GradientVariance(TableSampler):
         self.num_measured[bin_] += finite
         self.num_skipped += ~finite
         self.num_probes += num_rows.long()
-        self.table.set(self.learned())
+        self.table.set(self.learned_mass())
 
-    def learned(self) -> Tensor:
+    def learned_mass(self) -> Tensor:
         """Return what the variances ask for, (K,), summing to 1."""
         ready = (self.num_measured > 0).all() & (self.variance.sum() > 0)
         return with_floor(torch.where(ready, self.variance, 1.0), self.floor)
@@ -133,7 +133,7 @@ class GradientVariance(TableSampler):
         """Load states of version 0.1 too, which have no table."""
         super()._load_from_state_dict(state_dict, prefix, *args)
         if f"{prefix}variance" in state_dict and f"{prefix}table.rows" not in state_dict:
-            add_table(state_dict, prefix, self, self.learned())
+            add_table(state_dict, prefix, self, self.learned_mass())
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the network evaluations spent on probes and how many of them gave no finite variance."""

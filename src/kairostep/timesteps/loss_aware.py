@@ -79,9 +79,9 @@ class RootLoss(TableSampler):
         keep = (1 - 1 / num_steps) ** FORGETTING
         self.squares.add(t, losses if self.loss_weight is None else losses * self.loss_weight(t), keep)
         if num_steps >= self.warmup and num_steps % self.refresh == 0:
-            self.table.set(with_floor(self.learned(), self.floor))
+            self.table.set(with_floor(self.learned_mass(), self.floor))
 
-    def learned(self) -> Tensor:
+    def learned_mass(self) -> Tensor:
         """Return what the losses ask for, (K,), summing to 1."""
         root = self.squares.read().clamp(min=1e-36).pow(0.25)  # with no loss at all, uniform
         return gated(root / root.sum(), self.gate)
@@ -181,9 +181,9 @@ class LossSecondMoment(TableSampler):
         self.num_seen += num_new[:-1]
         self.num_skipped += num_new[-1]
         self.steps.advance()
-        self.table.set(self.learned())
+        self.table.set(self.learned_mass())
 
-    def learned(self) -> Tensor:
+    def learned_mass(self) -> Tensor:
         """Return what the losses ask for, (K,), summing to 1."""
         root_mean_square = self.losses.square().mean(1).sqrt()
         ready = (self.num_seen >= self.history).all() & (root_mean_square.sum() > 0)
@@ -193,7 +193,7 @@ class LossSecondMoment(TableSampler):
         """Load states of version 0.1 too, which have no table."""
         super()._load_from_state_dict(state_dict, prefix, *args)
         if f"{prefix}losses" in state_dict and f"{prefix}table.rows" not in state_dict:
-            add_table(state_dict, prefix, self, self.learned())
+            add_table(state_dict, prefix, self, self.learned_mass())
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return how many losses were skipped, being NaN or infinite."""
@@ -283,10 +283,10 @@ class InfoNoise(TableSampler):
         self.errors.add(t, losses / self.weight_on_x0(t))
         if self.steps.advance() % self.refresh == 0:
             ready = (self.errors.num_seen[:-1] >= self.warmup).all()
-            learned = self.learned()
+            learned = self.learned_mass()
             self.table.set(with_floor(torch.where(ready, learned, 1 / len(learned)), self.floor))
 
-    def learned(self) -> Tensor:
+    def learned_mass(self) -> Tensor:
         """Return what the losses ask for, (K,), summing to 1."""
         log_error = self.errors.read().clamp(min=1e-30).log()
         log_error = F.avg_pool1d(F.pad(log_error[None], (1, 1), mode="replicate"), 3, 1)[0]  # smooth over neighbours

@@ -198,7 +198,7 @@ class BetaPolicy(nn.Module):
             seed: of the weights.
         """
         if not isinstance(shape, tuple) or not 1 <= len(shape) <= 4 or min(shape) < 1:
-            fix = "pass x0.shape[1:]" if shape else "use BetaPair(), or make x0 (B,) of shape (B, 1) by x0[:, None]"
+            fix = "pass x0.shape[1:]" if shape else "use ConstantBeta(), or make x0 (B,) of shape (B, 1) by x0[:, None]"
             raise ValueError(f"shape must be (D,), (C, L), (C, H, W) or (C, D, H, W), got {tuple(shape)}: {fix}")
         count("hidden", hidden)
         count("depth", depth)
@@ -227,8 +227,8 @@ class BetaPolicy(nn.Module):
         return self
 
 
-class BetaPair(nn.Module):
-    """One Beta(a, b) for every x0: two parameters, uniform at the start.
+class ConstantBeta(nn.Module):
+    """One Beta(a, b) whatever x0: two parameters, uniform at the start.
 
     Args:
         bounded: Keep a and b within 1/50..50. False takes the released code's softplus: unbounded, 0.974 at the start.
@@ -247,7 +247,7 @@ class BetaPair(nn.Module):
         return beta
 
     def use_released_map(self) -> None:
-        """Take the released code's map to a and b; a pair at its start then has a = b = 0.974."""
+        """Take the released code's map to a and b; which at its start then has a = b = 0.974."""
         self.to_beta.release(self.output)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

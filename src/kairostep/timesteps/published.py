@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from kairostep.timesteps.policy import Beta, BetaPair, BetaPolicy
+from kairostep.timesteps.policy import Beta, BetaPolicy, ConstantBeta
 from kairostep.timesteps.probe_plan import Probing
 from kairostep.timesteps.reading import Reading
 from kairostep.timesteps.selection import DropQueue
@@ -41,7 +41,7 @@ class Published(Reading):
     def prepare(self, policy: nn.Module, queue: DropQueue) -> None:
         """Start with the first timesteps selected, and with the map to a and b that the released code has."""
         queue.selected.copy_(torch.arange(len(queue.selected)))
-        if isinstance(policy, BetaPolicy | BetaPair):
+        if isinstance(policy, BetaPolicy | ConstantBeta):
             policy.use_released_map()
 
     def to_t(self, u: Tensor, num_steps: int) -> Tensor:

@@ -13,7 +13,7 @@ from kairostep.data import LatentSet
 from kairostep.diffusion import EDMProcess, FlowProcess
 from kairostep.experiments import Experiment
 from kairostep.generation import native_prediction, scheduler_for
-from kairostep.training.checkpoint import usual_mode
+from kairostep.runs.checkpoint import usual_mode
 
 
 def export(experiment: Experiment, model: nn.Module, directory: Path) -> str:

@@ -13,7 +13,7 @@ from torch import nn
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def prepared(model: nn.Module, accelerator: Accelerator) -> nn.Module:
+def prepare_model(model: nn.Module, accelerator: Accelerator) -> nn.Module:
     """Return what accelerate makes of a model, its autocast replaced by one that compiled code can share.
 
     Accelerate's is an object of each model. Compiled code would be bound to it: every training in a process would

@@ -16,15 +16,14 @@ from safetensors import SafetensorError
 
 from kairostep.experiments import Config, build
 from kairostep.progress_meter import duration
-from kairostep.training.checkpoint import CheckpointError, Checkpoints, read
-from kairostep.training.directory import DirectoryLock, check, write_config
+from kairostep.runs.checkpoint import CheckpointError, Checkpoints, read
+from kairostep.runs.directory import DirectoryLock, check, write_config
+from kairostep.runs.recorder import Recorder
+from kairostep.training.assembly import make_accelerator, make_batches, make_trainer, step_mode_of
 from kairostep.training.export import export
 from kairostep.training.interruption import Interruption
 from kairostep.training.monitor import Monitor
 from kairostep.training.progress_lines import TrainingProgress, notes_on
-from kairostep.training.recorder import Recorder
-from kairostep.training.setup import make_accelerator, make_batches, make_trainer
-from kairostep.training.step_mode import choose_step_mode
 from kairostep.training.stopwatch import Stopwatch
 
 log = logging.getLogger("kairostep")
@@ -50,7 +49,8 @@ class Run:
         self.asked, self.config = config, self.experiment.config  # as it was given, and with every default filled in
         self.data = self.experiment.dataset.fingerprint()
         check(self.directory, self.config)
-        self.trainer = make_trainer(self.experiment, self.accelerator)
+        self.step_mode = step_mode_of(self.config, self.accelerator)
+        self.trainer = make_trainer(self.experiment, self.accelerator, self.step_mode)
         self.batches = make_batches(self.experiment, self.accelerator)
         self.recorder = Recorder(self.directory, self.accelerator.log if config.trackers else None)
         self.checkpoints = Checkpoints(self.directory / "checkpoints", config.keep_checkpoints)
@@ -72,7 +72,6 @@ class Run:
     def description(self) -> str:
         """What this run does, in three lines."""
         config, step = self.config, self.trainer.step_number
-        speed = choose_step_mode(config.speed, config.steps * config.batch_size, self.accelerator)
         num_parameters = sum(p.numel() for p in self.trainer.network.parameters()) / 1e6
         parts = (config.process.name, config.prediction, config.weighting.name, config.sampler.name)
         going_on = (
@@ -86,7 +85,7 @@ class Run:
             f"{config.network.name} of {num_parameters:.2f}M parameters; {', '.join(map(str, parts))}\n"
             f"{start}, {config.batch_size} images each, on {self.accelerator.num_processes} x "
             f"{self.accelerator.device.type}, {config.precision}; run directory {self.directory}\n"
-            f"speed {speed.mode}: {speed.why}"
+            f"speed {self.step_mode.mode}: {self.step_mode.why}"
         )
 
     @property
@@ -118,7 +117,8 @@ class Run:
             self.clock.start()
             while not self.finished:
                 # One step, exactly as a hand-written loop would take it
-                self.recorder.add(self.trainer.step(list(itertools.islice(batches, config.accumulate))))
+                step = self.trainer.step(list(itertools.islice(batches, config.accumulate)))
+                self.recorder.add(step.drawn, step.losses)
                 progress.advance(self.recorder.latest_loss)
                 # What is due: a line of metrics, samples, a checkpoint
                 line = self._measure(progress)

@@ -2,12 +2,16 @@
 
 import os
 import shutil
+import warnings
 from dataclasses import dataclass
 
+import torch
 from accelerate import Accelerator
+from torch import nn
 from torch.utils._triton import has_triton
 
 COMPILE_FROM = 1_280_000  # images on one device: about where compiled U-Nets have made up for the minutes of compiling
+MAX_COMPILED = 64  # networks in a process that do not share their code; torch's limit of 8 counts those gone, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +51,13 @@ def choose_step_mode(asked: str, num_images: int, accelerator: Accelerator) -> S
 def has_compiler() -> bool:
     """Return whether torch.compile can make kernels for a GPU."""
     return has_triton() and bool(os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang"))))
+
+
+def compile_network(model: nn.Module) -> None:
+    """Compile a network where it is, for each shape anew; what cannot be compiled runs as it is, and torch says so."""
+    settings = torch._dynamo.config
+    settings.suppress_errors = True
+    settings.cache_size_limit = max(settings.cache_size_limit, MAX_COMPILED)  # which torch now calls recompile_limit
+    of_diffusers = "Dynamo detected a call to a `functools.lru_cache`-wrapped function at 'upsampling.py"
+    warnings.filterwarnings("ignore", of_diffusers, UserWarning)  # it asks for torch's version there
+    model.compile(dynamic=False)

@@ -1,0 +1,81 @@
+"""What samplers that learn cost per training step, beside uniform, through the trainer, in one run.
+
+    python benchmarks/speed/learning_cost.py  # digits, on a CPU
+    python benchmarks/speed/learning_cost.py --preset cifar10-ddpm --speed=graph --data.path=cifar10.npz  # its U-Net
+
+Each sampler trains a network of its own. They take turns of 40 steps, which hold one probe of those that probe, in
+another order in every round; ratios are of a turn to uniform's turn in the same round, geometric means ± 1.96
+standard errors, after the turns in which probes are recorded. A second uniform says how much of it is noise.
+"""
+
+import argparse
+import platform
+import statistics
+
+import torch
+from side_by_side import TURNS_TO_SETTLE, Turn, ratio_of_speeds, take_turns
+
+from kairostep.experiments import build, preset
+from kairostep.experiments.config import with_overrides
+from kairostep.training.assembly import make_accelerator, make_batches, make_trainer
+from kairostep.training.trainer import Trainer
+
+STEPS_PER_TURN = 40
+ARMS: dict[str, tuple[str, ...]] = {
+    "uniform": ("--sampler=uniform",),
+    "uniform again": ("--sampler=uniform",),
+    "root_loss": ("--sampler=root_loss",),
+    "root_loss, pairs": ("--sampler=root_loss", "--pairs=true"),
+    "infonoise": ("--sampler=infonoise",),
+    "adaptive": ("--sampler=adaptive",),
+    "adaptive, one pair": ("--sampler=adaptive", "--sampler.policy=pair"),
+    "adaptive, all T, all x0": ("--sampler=adaptive", "--sampler.sweep=1000", "--sampler.reward_rows=128"),
+}
+
+
+def prepare(name: str, settings: list[str]) -> tuple[Trainer, Turn]:
+    """Return the trainer of an arm, and its turn."""
+    config = with_overrides(preset(name), [*settings, "--held_out_images=0"])
+    accelerator = make_accelerator(config)
+    experiment = build(config, accelerator.device)
+    trainer = make_trainer(experiment, accelerator)
+    batches = make_batches(experiment, accelerator).from_step(0)
+
+    def turn() -> None:
+        for _ in range(STEPS_PER_TURN):
+            trainer.step([next(batches)])
+
+    return trainer, turn
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="digits")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--arms", default=";".join(ARMS), help="separated by ;")
+    arguments, settings = parser.parse_known_args()
+    chosen = {name: ARMS[name] for name in arguments.arms.split(";")}
+    trained = {name: prepare(arguments.preset, [*settings, *arm]) for name, arm in chosen.items()}
+    trainers = {name: trainer for name, (trainer, _) in trained.items()}
+    device = trainers["uniform"].accelerator.device
+    turns = {name: turn for name, (_, turn) in trained.items()}
+    seconds = take_turns(turns, arguments.rounds, device, warm_up=TURNS_TO_SETTLE)
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "CPU"
+    num_parameters = sum(p.numel() for p in trainers["uniform"].network.parameters()) / 1e6
+    print(
+        f"{arguments.preset} {' '.join(s for s in settings if 'path' not in s)}: U-Net of {num_parameters:.1f}M, "
+        f"torch {torch.__version__}, {where}, {arguments.rounds} rounds\n"
+    )
+    print(f"{'sampler':23} {'ms per step':>11}   {'x uniform (95 %)':24} {'probe evaluations per step':>26}")
+    for name, taken in seconds.items():
+        sampler, num_steps = trainers[name].sampler, trainers[name].step_number
+        probes = float(sampler.diagnostics().get("probe_evaluations", 0)) / num_steps
+        milliseconds = 1e3 * statistics.median(taken) / STEPS_PER_TURN
+        print(
+            f"{name:23} {milliseconds:11.2f}   {ratio_of_speeds(taken, seconds['uniform'], digits=4):24} {probes:26.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

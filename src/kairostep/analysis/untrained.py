@@ -1,0 +1,34 @@
+"""The objective and the sampler of a config, without its network and data."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from kairostep.analysis.preview import NUM_DRAWS, Preview, preview_of
+from kairostep.diffusion import Objective
+from kairostep.experiments import Config
+from kairostep.experiments.experiment import make_objective, make_sampler
+from kairostep.timesteps import TimestepSampler
+
+SHAPE = (4,)  # of a sample, in place of those of the data
+
+
+@dataclass(frozen=True)
+class UntrainedParts:
+    """What decides where draws go and what is optimised; config has all defaults of these parts filled in."""
+
+    config: Config
+    objective: Objective
+    sampler: TimestepSampler
+
+    def preview(self) -> Preview:
+        """Return density and weight before training."""
+        return preview_of(self.objective, self.sampler, x0=torch.zeros(NUM_DRAWS, *SHAPE))
+
+
+def untrained_parts(config: Config) -> UntrainedParts:
+    """Return the objective and the fresh sampler of a config; a tiny network stands in for the one it trains."""
+    config, objective = make_objective(config)
+    sampler = make_sampler(config, objective, nn.Linear(1, 1), SHAPE)
+    return UntrainedParts(config, objective, sampler)

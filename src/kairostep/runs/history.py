@@ -1,0 +1,185 @@
+"""A run directory for reports, whatever state it is in: still written, empty, crashed, torn, of an older version."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from kairostep.bounded_files import MAX_YAML, Unreadable, parse_yaml, read_bytes
+from kairostep.renamed_options import with_new_names
+from kairostep.runs.evaluations import EVALUATIONS, read_evaluations, reason_of
+from kairostep.runs.metrics import Metrics, number
+from kairostep.version import __version__
+
+QUIET_SECONDS = 600  # a run that has written nothing for so long is taken for dead
+FILES = ("config.yaml", "metrics.jsonl", EVALUATIONS)
+
+
+@dataclass(frozen=True)
+class HeldOutPoint:
+    """The held-out losses at one step, and what had been spent by then."""
+
+    step: float
+    seconds: float | None
+    evaluations: float | None  # of the network, probes included
+    loss: float | None
+    loss_error: float | None
+    vlb: float | None
+    vlb_error: float | None
+
+
+@dataclass(frozen=True)
+class RunHistory:
+    """All that a report shows of one run."""
+
+    directory: Path
+    config: Mapping[str, Any]
+    config_text: str
+    metrics: Metrics  # thinned
+    held_out: list[HeldOutPoint]
+    evaluations: list[dict[str, Any]]  # lines of evaluations.jsonl
+    grids: list[Path]  # in the order of steps
+    state: str  # finished, running, stopped or empty
+    state_text: str
+    problems: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, directory: Path) -> "RunHistory":
+        """Return what is there, and what is wrong with it in words; nothing that a run may leave behind raises."""
+        problems: list[str] = []
+        config, text = _config(directory, problems)
+        metrics = Metrics.read(directory / "metrics.jsonl")
+        evaluations = read_evaluations(directory / EVALUATIONS, problems)
+        state, state_text = _state(directory, config, metrics)
+        held_out = _held_out(metrics)
+        problems = [*problems, *metrics.problems, *_version_problems(config)]
+        grids = _grids(directory)
+        return cls(directory, config, text, metrics.thin(), held_out, evaluations, grids, state, state_text, problems)
+
+    @property
+    def seed(self) -> Any:
+        """The seed, None if unknown."""
+        seed = self.config.get("seed")
+        return seed if isinstance(seed, int | str) else None
+
+    def part(self, name: str) -> str:
+        """Return the name of a part, such as the sampler, empty if unknown."""
+        value = self.config.get(name)
+        return str(value.get("name", "") if isinstance(value, Mapping) else value or "")
+
+    def option(self, part: str, name: str) -> Any:
+        """Return an option of a part, None if it has none."""
+        value = self.config.get(part)
+        return value.get(name) if isinstance(value, Mapping) else None
+
+    @cached_property
+    def last(self) -> HeldOutPoint | None:
+        """The last held-out loss that is a number."""
+        return next((point for point in reversed(self.held_out) if point.loss is not None), None)
+
+    def spent(self, name: str) -> float | None:
+        """Return the last value of a count, such as `seconds`."""
+        values = self.metrics.get(name).values
+        return values[-1] if values else None
+
+    def measured(self, what: str) -> dict[str, Any] | None:
+        """Return the latest evaluation of a kind."""
+        return next((line for line in reversed(self.evaluations) if line.get("what") == what), None)
+
+
+def fingerprint(directory: Path) -> tuple[Any, ...]:
+    """Return what changes when a run has written something."""
+    paths = [*(directory / name for name in FILES), directory / ".lock", *_grids(directory)]
+    return (*((str(path), *_stamp(path)) for path in paths), time.time() - _last_sign(directory) < QUIET_SECONDS)
+
+
+def _last_sign(directory: Path) -> float:
+    """Return when a run last wrote anything, in seconds since 1970."""
+    return max(_stamp(directory / name)[1] for name in (*FILES, ".lock")) / 1e9
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0)
+    return (found.st_size, found.st_mtime_ns)
+
+
+def _config(directory: Path, problems: list[str]) -> tuple[Mapping[str, Any], str]:
+    try:
+        text = read_bytes(directory / "config.yaml", MAX_YAML).decode("utf-8", errors="replace")
+    except (OSError, Unreadable) as error:
+        problems.append(f"config.yaml cannot be read: {reason_of(error)}")
+        return {}, ""
+    try:
+        config = parse_yaml(text)
+    except Unreadable as error:
+        problems.append(f"config.yaml cannot be read: {error}")
+        return {}, text
+    if not isinstance(config, Mapping):
+        problems.append("config.yaml holds no settings")
+        return {}, text
+    return with_new_names({str(key): value for key, value in config.items()}), text
+
+
+def _grids(directory: Path) -> list[Path]:
+    try:
+        return sorted((directory / "samples").glob("step-*.png"))
+    except OSError:
+        return []
+
+
+def _held_out(metrics: Metrics) -> list[HeldOutPoint]:
+    names = ("loss", "loss_error", "vlb", "vlb_error")
+    columns = {name: metrics.get(f"held_out/{name}") for name in names}
+    exact = {name: dict(zip(column.steps, column.values, strict=True)) for name, column in columns.items()}
+    steps = sorted({*columns["loss"].steps, *columns["vlb"].steps})
+    seconds = metrics.get("seconds")
+    return [
+        HeldOutPoint(step, seconds.at(step), evaluations_at(metrics, step), *(exact[name].get(step) for name in names))
+        for step in steps
+    ]
+
+
+def evaluations_at(metrics: Metrics, step: float) -> float | None:
+    """Return the evaluations of the network up to a step, probes included."""
+    spent = metrics.get("training_evaluations").at(step)
+    return None if spent is None else spent + (metrics.get("probe_evaluations").at(step) or 0.0)
+
+
+def _state(directory: Path, config: Mapping[str, Any], metrics: Metrics) -> tuple[str, str]:
+    steps = number(config.get("steps"))
+    locked = (directory / ".lock").exists()
+    quiet = time.time() - _last_sign(directory)
+    at = "nothing recorded yet" if metrics.last_step is None else f"at step {metrics.last_step:,.0f}"
+    of = f" of {steps:,.0f}" if steps is not None and metrics.last_step is not None else ""
+    if steps is not None and metrics.last_step is not None and metrics.last_step >= steps:
+        return "finished", f"finished, {steps:,.0f} steps"
+    if locked and quiet < QUIET_SECONDS:
+        return "running", f"running, {at}{of}"
+    if metrics.last_step is None:
+        return "empty", "nothing recorded yet"
+    if locked:
+        return "stopped", f"no sign of life for {_duration(quiet)}, {at}{of}: killed or crashed"
+    return "stopped", f"stopped {at}{of}"
+
+
+def _duration(seconds: float) -> str:
+    for size, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= size:
+            count = int(seconds // size)
+            return f"{count} {name}{'s' * (count > 1)}"
+    return "less than a minute"
+
+
+def _version_problems(config: Mapping[str, Any]) -> list[str]:
+    provenance = config.get("provenance")
+    version = provenance.get("kairostep") if isinstance(provenance, Mapping) else None
+    if not config or version == __version__:
+        return []
+    if version is None:
+        return ["config.yaml names no version: it was cut short, or is none of `train`"]
+    return [f"written by kairostep {version}, this is {__version__}"]

@@ -1,0 +1,136 @@
+"""What a run leaves behind for people and reports: `metrics.jsonl`, one line per event, and its trackers."""
+
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kairostep.bounded_files import Unreadable, open_regular
+from kairostep.files import whole_file
+from kairostep.ranks import gather_over_ranks, rank
+from kairostep.timesteps import Timesteps
+
+log = logging.getLogger("kairostep")
+
+NUM_QUARTILES = 4
+NUM_BINS = 100  # of t, as in a sampler's density
+
+
+class Recorder:
+    """Collects the losses of steps on the device and writes lines of metrics; only the first process writes.
+
+    Args:
+        directory: Of the run.
+        track: Called with the numbers of each line and its step, for trackers.
+    """
+
+    def __init__(self, directory: Path, track: Callable[[dict[str, float], int], None] | None = None) -> None:
+        self.path = directory / "metrics.jsonl"
+        self.track = track
+        self.pending: list[Tensor] = []  # (3, B) each: t, loss, weight
+        self.weights = torch.ones(NUM_BINS, dtype=torch.float64)  # mean weight of the draws in each bin of t
+
+    def add(self, drawn: Timesteps, losses: Tensor) -> None:
+        """Remember the draws and losses (B,) of a step, without asking the device for them."""
+        self.pending.append(torch.stack([drawn.t, losses, drawn.weight]))
+
+    def latest_loss(self) -> float:
+        """Return the mean loss of the latest step on this rank, which waits for the device."""
+        _, losses, weight = self.pending[-1]
+        return float((losses * weight).mean())
+
+    def summary(self) -> dict[str, Any]:
+        """Return the means of the losses since the last summary, over all ranks, and forget them.
+
+        `loss` is what was minimised; `loss_quartiles` are plain losses by quartile of t, None where nothing was drawn.
+        """
+        t, losses, weight = torch.cat(list(self._gather().cpu().double()), dim=1)  # (3, N)
+        self.pending = []
+        self.weights = mean_by_bin(t, weight, self.weights)
+        quartile = (t * NUM_QUARTILES).long().clamp(max=NUM_QUARTILES - 1)
+        means = [losses[quartile == q].mean() for q in range(NUM_QUARTILES)]  # the mean of nothing is NaN
+        return {"loss": float((losses * weight).mean()), "loss_quartiles": [float(mean) for mean in means]}
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append a line; numbers that are not finite become null."""
+        if rank() != 0:
+            return
+        with self.path.open("a") as file:
+            file.write(json.dumps(_finite(line), allow_nan=False) + "\n")
+        if self.track is not None:
+            self.track(_flat(line), line["step"])
+
+    def resume(self, step: int) -> None:
+        """Forget lines after this step, and a torn last one: the run will write them again. Drop damaged ones."""
+        if rank() != 0 or not self.path.exists():
+            return
+        try:
+            with open_regular(self.path) as file:
+                lines = [(_step_of(line), line) for line in file.read().splitlines() if line.strip()]
+        except Unreadable as error:
+            raise ValueError(f"metrics must be in a file, got {self.path}: {error}; move it away to go on") from error
+        num_damaged = sum(found is None for found, _ in lines[:-1])
+        if num_damaged:
+            log.warning("%d lines of %s cannot be read and are dropped", num_damaged, self.path)
+        kept = b"".join(line + b"\n" for found, line in lines if found is not None and found <= step)
+        with whole_file(self.path) as temporary:
+            temporary.write_bytes(kept)
+
+    def sync(self) -> None:
+        """Make the lines written so far last, before a checkpoint relies on them."""
+        if rank() == 0 and self.path.exists():
+            with self.path.open("rb+") as file:
+                os.fsync(file.fileno())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the losses that no line has reported yet, of all ranks."""
+        return {"pending": self._gather() if self.pending else None, "weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Take up this rank's losses of a state that `state_dict` returned."""
+        self.pending = [] if state["pending"] is None else [state["pending"][rank()].to(device)]
+        self.weights = state.get("weights", self.weights).cpu()  # older checkpoints have none
+
+    def _gather(self) -> Tensor:
+        """Return the pending losses of all ranks, (W, 3, N)."""
+        return gather_over_ranks(torch.cat(self.pending, dim=1))
+
+
+def mean_by_bin(t: Tensor, weight: Tensor, before: Tensor) -> Tensor:
+    """Return the mean weight of the draws (N,) in each equal bin of t, what it was before where nothing was drawn."""
+    index = (t * NUM_BINS).long().clamp(max=NUM_BINS - 1)
+    total, num = torch.zeros(2, NUM_BINS, dtype=weight.dtype).index_add(1, index, torch.stack([weight, weight**0]))
+    return torch.where(num > 0, total / num.clamp(min=1), before)  # (NUM_BINS,)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _flat(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return the single numbers of a line, nested names joined by a slash."""
+    flat: dict[str, float] = {}
+    for key, value in line.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}/")
+        elif isinstance(value, int | float):
+            flat[prefix + key] = value
+    return flat
+
+
+def _step_of(line: bytes) -> float | None:
+    """Return the step of a line, None for one that was torn or damaged."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None

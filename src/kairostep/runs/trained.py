@@ -1,0 +1,132 @@
+"""A model out of a run directory, without the data it was trained on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kairostep.checks import choice
+from kairostep.data.autoencoder import open_autoencoder
+from kairostep.diffusion import Objective, Prediction
+from kairostep.diffusion.process import Process
+from kairostep.experiments.config import Config, load
+from kairostep.experiments.experiment import make_network, make_objective
+from kairostep.runs.checkpoint import CheckpointError, Checkpoints, read, read_digest
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network in eval mode, without gradients, and what it was trained for."""
+
+    config: Config
+    process: Process
+    prediction: Prediction
+    objective: Objective
+    model: nn.Module
+    shape: tuple[int, ...]  # of a sample: (C, H, W), of a latent where there is an autoencoder
+    num_classes: int  # that the model is told, 0 if none; the null class has this number
+    to_pixels: Callable[[Tensor], Tensor]  # samples -> images (B, C, H, W) in [-1, 1]
+    clip: bool  # whether samples are pixels, which stay in [-1, 1]
+    checkpoint: Path
+    step: int
+    weights: str  # "ema" or "model"
+    digest: str  # SHA-256 of the checkpoint
+
+
+def load_trained(
+    run_directory: Path | str,
+    checkpoint: str | int = "last",  # or "best", or the number of a step
+    weights: str = "ema",  # or "model", the latest weights themselves
+    device: torch.device | str = "cpu",
+) -> Trained:
+    """Return the model of a checkpoint; ValueError says what a directory lacks."""
+    choice("weights", weights, ("ema", "model"))
+    directory, device = Path(run_directory), torch.device(device)
+    if not (directory / "config.yaml").is_file():
+        raise ValueError(
+            f"a run directory must hold config.yaml, got {directory}: pass a directory that `kairostep train` wrote"
+        )
+    config, objective = make_objective(load(directory / "config.yaml"))
+    path = find_checkpoint(directory, checkpoint)
+    state = read_state(path)
+    shape, num_classes = tuple(state["sample"]["shape"]), int(state["sample"]["num_classes"])
+    model = make_network(config, shape, num_classes)
+    model.load_state_dict(state["trainer"]["ema"]["model"] if weights == "ema" else state["trainer"]["model"])
+    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+    model.to(device, memory_format=layout)  # type: ignore[call-overload]
+    return Trained(
+        config,
+        objective.process,
+        objective.prediction,
+        objective,
+        model.eval().requires_grad_(False),
+        shape,
+        num_classes,
+        decoder(config.autoencoder, device),
+        config.autoencoder is None,
+        path,
+        int(state["trainer"]["step"]),
+        weights,
+        read_digest(path),
+    )
+
+
+def find_checkpoint(directory: Path, which: str | int) -> Path:
+    """Return the path of a run's last or best checkpoint, or of that of a step."""
+    checkpoints = Checkpoints(directory / "checkpoints", keep=1)
+    paths = {int(path.stem.removeprefix("step-")): path for path in checkpoints.paths()}
+    steps = ", ".join(map(str, paths))
+    if not paths:
+        raise ValueError(
+            f"a run must have a checkpoint, got {directory} without any: train it to its first --checkpoint_every"
+        )
+    if which == "last":
+        return paths[max(paths)]
+    if which == "best":
+        best = checkpoints.best()
+        if best is None:
+            raise ValueError(
+                f"the best checkpoint must have a held-out loss, got none in {directory}: "
+                f"pass --checkpoint last, or one of the steps {steps}"
+            )
+        return best
+    if not str(which).isdecimal() or int(which) not in paths:
+        raise ValueError(f"checkpoint must be last, best or a step that was kept, got {which!r}: there are {steps}")
+    return paths[int(which)]
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Return the state of a checkpoint that says what its samples look like."""
+    try:
+        state = read(path)
+    except CheckpointError as error:
+        raise ValueError(f"{error}: pass another one by --checkpoint STEP, or put back a good copy") from error
+    if "sample" not in state:
+        raise ValueError(
+            f"a checkpoint must hold the shape of its samples, got {path} of an earlier version of kairostep: "
+            "go on with the run for some steps, by a larger --steps"
+        )
+    return state
+
+
+def decoder(autoencoder: str | None, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Return the function from samples to images: an autoencoder's, or one that changes nothing."""
+    if autoencoder is None:
+        return keep_pixels
+    opened = open_autoencoder(autoencoder)
+    return partial(decode, opened, opened.load(device))
+
+
+def keep_pixels(x0: Tensor) -> Tensor:
+    """Return samples that are images already."""
+    return x0
+
+
+@torch.no_grad()
+def decode(autoencoder: Any, model: nn.Module, x0: Tensor) -> Tensor:
+    """Return the images of latents."""
+    return torch.as_tensor(autoencoder.decode(model, x0.to(torch.float32)))

@@ -1,0 +1,108 @@
+"""From an experiment to what trains it."""
+
+import os
+import warnings
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs, LoggerType
+
+from kairostep.data import Batches
+from kairostep.experiments import Config, Experiment
+from kairostep.training.cuda_graphs import ReplayedTrainer
+from kairostep.training.step_mode import StepMode, choose_step_mode, compile_network
+from kairostep.training.trainer import Trainer, learning_rate_schedule
+
+WAIT_FOR_LATENTS = timedelta(hours=24)  # while the first process encodes, the others wait
+
+
+def make_accelerator(config: Config) -> Accelerator:
+    """Return an accelerator for the precision, trackers and determinism of the config."""
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
+    torch.use_deterministic_algorithms(config.deterministic)
+    torch.backends.cudnn.benchmark = not config.deterministic
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Tried adding logger|.*no supported trackers")  # refused below
+        accelerator = Accelerator(
+            cpu=not torch.accelerator.is_available(),  # else accelerate sees one process where torchrun started several
+            mixed_precision="no" if config.precision == "fp32" else config.precision,
+            log_with=list(config.trackers) or None,
+            project_dir=Path(config.output or ".") / "trackers",
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=WAIT_FOR_LATENTS)] if config.autoencoder else None,
+        )
+    check_trackers(config.trackers, accelerator)
+    return accelerator
+
+
+def check_trackers(names: tuple[str, ...], accelerator: Accelerator) -> None:
+    """Raise ValueError for a tracker that accelerate left out because it is not installed."""
+    found = {str(LoggerType(tracker)) for tracker in accelerator.log_with}
+    for name in names:
+        if name not in found and name != "all":
+            raise ValueError(f"a tracker must be installed, got {name!r}: pip install {name}")
+
+
+def step_mode_of(config: Config, accelerator: Accelerator) -> StepMode:
+    """Return how the steps of a config are executed on this machine."""
+    return choose_step_mode(config.speed, config.steps * config.batch_size, accelerator)
+
+
+def make_trainer(experiment: Experiment, accelerator: Accelerator, step_mode: StepMode | None = None) -> Trainer:
+    """Return the trainer of an experiment.
+
+    Args:
+        experiment: What to train.
+        accelerator: Where and in which precision.
+        step_mode: How steps are executed, by default `step_mode_of` the experiment's config.
+    """
+    config = experiment.config
+    optimizer_class = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    optimizer = optimizer_class(
+        experiment.model.parameters(),
+        lr=config.learning_rate,
+        betas=config.betas,
+        weight_decay=config.weight_decay,
+        fused=accelerator.device.type == "cuda",
+    )
+    step_mode = step_mode or step_mode_of(config, accelerator)
+    if step_mode.mode == "compile":
+        compile_network(experiment.model)
+    trainer_class = ReplayedTrainer if step_mode.replays else Trainer
+    return trainer_class(
+        experiment.model,
+        experiment.objective,
+        experiment.sampler,
+        optimizer,
+        accelerator=accelerator,
+        learning_rate=learning_rate_schedule(
+            config.learning_rate, config.warmup_steps, config.steps if config.schedule == "cosine" else None
+        ),
+        max_grad_norm=config.max_grad_norm,
+        ema_decay=config.ema_decay,
+        pairs=config.pairs,
+        channels_last=step_mode.mode == "compile" and accelerator.device.type == "cuda",
+        seed=config.seed,
+    )
+
+
+def make_batches(experiment: Experiment, accelerator: Accelerator) -> Batches:
+    """Return the batches of an experiment, `accumulate` of which make an optimizer step."""
+    config, num_processes = experiment.config, accelerator.num_processes
+    if config.batch_size % (config.accumulate * num_processes):
+        raise ValueError(
+            f"batch_size must be a multiple of accumulate times the processes, {config.accumulate} x {num_processes}, "
+            f"got {config.batch_size}: pass --batch_size={config.accumulate * num_processes} or a multiple of it"
+        )
+    return Batches(
+        experiment.dataset,
+        config.batch_size // config.accumulate,
+        seed=config.seed,
+        device=accelerator.device,
+        rank=accelerator.process_index,
+        world_size=num_processes,
+        label_dropout=config.label_dropout if isinstance(config.label_dropout, float) else None,
+        num_workers=config.workers,
+    )
