@@ -55,7 +55,7 @@ def train_rows(sampler: ks.Adaptive, seed: int, num_updates: int, *, permuted: b
 
 
 @pytest.mark.parametrize(
-    "build", [ks.ConstantBeta, lambda: ks.BetaPolicy.for_input((1, 8, 8))], ids=["pair", "network"]
+    "build", [ks.ConstantBeta, lambda: ks.BetaPolicy.for_input((1, 4, 4))], ids=["pair", "network"]
 )
 @pytest.mark.parametrize("seed", range(5))
 def test_density_moves_to_where_there_is_something_left_to_learn(seed: int, build: Callable[[], nn.Module]) -> None:
