@@ -29,7 +29,7 @@ class Parts:
 
 
 def parts_without_data(config: Config) -> Parts:
-    """Return the objective and the fresh sampler of a config; a tiny network stands in for the one it trains."""
+    """Return the objective and a new sampler of a config. A tiny network replaces the real one."""
     config, objective = make_objective(config)
     model = nn.Linear(1, 1)
     sampler: TimestepSampler = make(
