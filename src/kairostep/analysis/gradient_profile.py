@@ -33,7 +33,7 @@ class VarianceRatio:
 
 @dataclass(frozen=True, slots=True)
 class VarianceAt:
-    """Measured at one time, on the gradient for a single row."""
+    """The variance of a single row's gradient, at one time."""
 
     t: float
     log_snr: float
@@ -96,7 +96,7 @@ def variance_profile(
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Rows and noise that one gradient is of."""
+    """Rows and noise of one gradient."""
 
     x0: Tensor  # (m, ...)
     noise: Tensor  # (m, ...)

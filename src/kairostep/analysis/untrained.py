@@ -28,7 +28,7 @@ class UntrainedParts:
 
 
 def untrained_parts(config: Config) -> UntrainedParts:
-    """Return the objective and the fresh sampler of a config; a tiny network stands in for the one it trains."""
+    """Return the objective and a new sampler of a config. A tiny network replaces the real one."""
     config, objective = make_objective(config)
     sampler = make_sampler(config, objective, nn.Linear(1, 1), SHAPE)
     return UntrainedParts(config, objective, sampler)

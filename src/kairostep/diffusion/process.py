@@ -19,7 +19,7 @@ from kairostep.timesteps.representation import represent
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """All that a loss needs to know of a process at times t, each (N,)."""
+    """The values of a process at times t that a loss needs, each (N,)."""
 
     alpha: Tensor
     sigma: Tensor
@@ -54,7 +54,7 @@ class Process(ABC):
         """Return the factor that turns the mean squared error of the noise into a term of the variational bound."""
 
     def time(self, t: Tensor) -> Tensor:
-        """Return what the network is told about the time."""
+        """Return the time that the network gets."""
         return t
 
     def input_scale(self, t: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ class DiscreteProcess(Process):
 class FlowProcess(Process):
     """The straight path x_t = (1 - t) x0 + t noise of flow matching and rectified flow.
 
-    The network is told t * time_scale; diffusers' flow schedulers take 1000.
+    The network gets t * time_scale; diffusers' flow schedulers take 1000.
     """
 
     END = 1e-4  # how near to both ends, where the bound diverges, `vlb_weight` goes

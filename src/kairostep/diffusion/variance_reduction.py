@@ -1,7 +1,7 @@
 """Less noise in the gradient at no network evaluation: through the noise, and through the target.
 
-The gradient of a step is noisy because of t, of the noise and of x0. A sampler sees to the first; these two see to the
-others, and all of them go together.
+The gradient of a step is noisy because of t, of the noise and of x0. A sampler reduces the first; these two
+reduce the others, and all of them can be combined.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from kairostep.timesteps.sampler import Timesteps, TimestepSampler
 
 @dataclass(frozen=True, slots=True)
 class AntitheticPairs:
-    """Which row stands in for each row of the batch, and the noise to train it with."""
+    """The row that replaces each row of the batch, and its noise."""
 
     rows: Tensor  # (B,) int64: take x0[rows], and every condition [rows]
     noise: Tensor  # (B, ...)
@@ -24,16 +24,16 @@ class AntitheticPairs:
 
 @torch.no_grad()
 def antithetic_pairs(process: Process, x0: Tensor, drawn: Timesteps, *, threshold: float = 1.0) -> AntitheticPairs:
-    """Return rows and noise with which neighbours in t train on one x0 and opposite noises where noise is low.
+    """Return rows and noise so that, at low noise, neighbours in t train on one x0 with opposite noises.
 
         drawn = sampler.sample(x)
         pairs = ks.antithetic_pairs(process, x, drawn)
         losses = objective(model, x[pairs.rows], drawn.t, noise=pairs.noise)
 
-    At low noise the prediction is nearly linear in the noise, so that much of what one of a pair does to the gradient
-    at random the other undoes. Times are paired in their order, the two lowest first, where sigma / alpha < `threshold`
-    at the lower; each row keeps its own t and weight. The expected gradient is that of independent rows as long as t
-    does not depend on x0: with a policy that looks at x0 (`Adaptive`), neighbours in t trade rows.
+    At low noise the prediction is nearly linear in the noise, so that the random parts of a pair's gradients mostly
+    cancel. Times are sorted and paired while sigma / alpha < `threshold` at the lower one. Each row keeps its own t and
+    weight. The expected gradient is that of independent rows if t does not depend on x0. A policy that looks at x0
+    (`Adaptive`) breaks this, because neighbours in t exchange rows.
     """
     positive("threshold", threshold)
     if x0.shape[:1] != drawn.t.shape:

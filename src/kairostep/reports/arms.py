@@ -1,4 +1,4 @@
-"""Runs that differ in nothing but their seed are one arm; both are named by their folders."""
+"""Groups runs into arms: runs that differ only in their seed. Both are named after their folders."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,12 +40,12 @@ class Arm:
 
     @property
     def first(self) -> RunHistory:
-        """One of its runs, for what all share."""
+        """The first run, for settings that all runs share."""
         return self.runs[0].history
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return settings by dotted names, those of parts `part.option` and the part itself by its name."""
+    """Return settings by dotted names: `part.option` for options, and `part` for the name of a part."""
     settings: dict[str, Any] = {}
     for key, value in config.items():
         name = f"{prefix}{key}"
@@ -82,7 +82,7 @@ def same_task(one: RunHistory, other: RunHistory) -> bool:
 
 
 def text_of(value: Any) -> str:
-    """Return a setting as one writes it."""
+    """Return a setting as one would type it."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, bool) or value is None:
@@ -96,7 +96,7 @@ def _task(history: RunHistory, key: str) -> Any:
 
 
 def parting(history: RunHistory) -> dict[str, Any]:
-    """Return the settings that part one arm from another."""
+    """Return the settings that differ between arms."""
     settings = {key: value for key, value in history.config.items() if key not in IGNORED}
     return {key: value for key, value in flat(settings).items() if key not in IGNORED}
 
@@ -107,13 +107,13 @@ def _identity(history: RunHistory) -> str:
 
 
 def _describe(arms: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return for each arm what parts it from the others."""
+    """Return, for each arm, the settings in which it differs from the others."""
     keys = list(dict.fromkeys(key for settings in arms for key in settings))
     return [_description(settings, [key for key in keys if _differs(key, settings, arms)]) for settings in arms]
 
 
 def _differs(key: str, settings: Mapping[str, Any], arms: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a setting parts an arm from others; options of a part, from those that have the same part."""
+    """Whether a setting differs between arms. Options of a part are compared only among arms that have this part."""
     part, dot, option = key.partition(".")
     if dot and option != "name":
         part_name = settings.get(f"{part}.name")
@@ -136,7 +136,7 @@ def _description(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 
 def _arm_names(members: Sequence[Sequence[RunHistory]], names: Mapping[int, str]) -> list[str]:
-    """Return a name for each arm, none of them twice."""
+    """Return a unique name for each arm."""
     found = []
     for group in members:
         of_runs = [names[id(run)] for run in group]
@@ -145,14 +145,14 @@ def _arm_names(members: Sequence[Sequence[RunHistory]], names: Mapping[int, str]
 
 
 def _short(group: Sequence[RunHistory], names: Mapping[int, str]) -> list[str]:
-    """Return what the runs of an arm are called within it: by their seeds where those tell them apart."""
+    """Return short names of the runs of an arm: their seeds, if these are unique."""
     seeds = [text_of(run.seed) for run in group]
     known = all(run.seed is not None for run in group) and len(set(seeds)) == len(seeds)
     return seeds if known else [names[id(run)] for run in group]
 
 
 def _settings_text(history: RunHistory, parted_by: str) -> str:
-    """Return the settings of a run that a reader asks for first, one a line: for a tooltip."""
+    """Return the most important settings of a run, one per line, for a tooltip."""
     lines = [parted_by]
     for part in PARTS:
         value = history.config.get(part)
@@ -164,7 +164,7 @@ def _settings_text(history: RunHistory, parted_by: str) -> str:
 
 
 def _baseline(firsts: Sequence[RunHistory]) -> int:
-    """Return which arm the others are measured by: uniform draws without a weighting, else the first."""
+    """Return the baseline: the arm with uniform draws and no weighting, else the first."""
     plain = [
         i for i, run in enumerate(firsts) if (run.part("sampler"), run.part("weighting")) == ("uniform", "constant")
     ]

@@ -9,7 +9,7 @@ COLUMNS = ("run", "sampler", "weighting", "held-out loss", "held-out bound", "ev
 
 
 def comparison_table(directories: Sequence[Path]) -> str:
-    """Return one line per run: its last held-out losses with standard errors, and all that the run has spent.
+    """Return one line per run: its last held-out losses with standard errors, and its total cost.
 
     `evaluations` are network evaluations of training plus those of the sampler's probes.
     """
@@ -20,7 +20,7 @@ def comparison_table(directories: Sequence[Path]) -> str:
 
 
 def _read(directory: Path) -> RunHistory:
-    """Return the run in a directory; ValueError where none is."""
+    """Return the run in a directory; ValueError if there is none."""
     directory = directory.absolute()  # has a name, also for "."
     run = RunHistory.read(directory)
     if not run.config:

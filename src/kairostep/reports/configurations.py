@@ -1,4 +1,4 @@
-"""What differs between runs, and what should be known before they are compared."""
+"""Differences between runs, and warnings about comparing them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,9 +27,9 @@ class Differences:
 
 
 def differences(arms: Sequence[Arm]) -> Differences | None:
-    """Return the settings and circumstances in which runs differ, places and seeds aside.
+    """Return the settings and circumstances in which runs differ, apart from paths and seeds.
 
-    A part that has another name in some arm stands in one row with its options.
+    A part whose name differs between arms has one row, together with its options.
     """
     settings = [[_settings(run.history.config, _renamed(arms)) for run in arm.runs] for arm in arms]
     keys = dict.fromkeys(key for arm in settings for run in arm for key in run if key not in PLACES)
@@ -61,7 +61,7 @@ def _settings(config: Mapping[str, Any], whole: set[str]) -> dict[str, str]:
 
 
 def warnings(runs: Sequence[ShownRun]) -> list[str]:
-    """Return what a reader should know first: runs that are not whole, seconds that do not compare."""
+    """Return warnings for the reader: unfinished runs, and seconds that cannot be compared."""
     told = []
     for run in runs:
         unfinished = [run.history.state_text] if run.history.state != "finished" else []

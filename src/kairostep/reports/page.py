@@ -1,4 +1,4 @@
-"""Pages: one HTML file with everything inside, plotly.js among it, that opens without a network."""
+"""Pages: one HTML file with everything inside, plotly.js included, that opens offline."""
 
 import importlib
 import json
@@ -18,7 +18,7 @@ STYLES = ("page.css", "print.css")
 
 @dataclass(frozen=True)
 class Group:
-    """What is shown and hidden together, such as a run; groups of one arm have one colour."""
+    """Curves that are shown and hidden together, such as those of a run. Groups of one arm share a colour."""
 
     key: str
     name: str
@@ -39,7 +39,7 @@ def write_figures(title: str, intro: str, figures: Sequence[Figure], output: Pat
 
 
 def write_page(output: Path, text: str) -> Path:
-    """Write a file, whole or not at all; ValueError where that cannot be."""
+    """Write a file, whole or not at all; ValueError if it cannot be written."""
     try:
         with whole_file(output, shared=True) as temporary:
             temporary.write_text(text, encoding="utf-8", errors="replace")  # names of files may be no text
@@ -62,7 +62,7 @@ def whole_page(context: Mapping[str, Any], groups: Sequence[Group], figures: Seq
 
 
 def content(context: Mapping[str, Any], groups: Sequence[Group], figures: Sequence[Figure]) -> str:
-    """Return what of a page changes with its runs, for a page that is open already."""
+    """Return the part of a page that changes with its runs, to update an open page."""
     return _rendered("content.html", context, groups, figures, {})
 
 

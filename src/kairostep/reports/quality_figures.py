@@ -38,7 +38,7 @@ NUM_SELECTED = "sampler.num_selected"
 
 
 class Point(NamedTuple):
-    """A measured number and what had been spent by then."""
+    """A measured number and the cost until then."""
 
     step: float
     seconds: float | None
@@ -58,7 +58,7 @@ def quality_figures(runs: Sequence[ShownRun]) -> list[Figure]:
 
 
 def selection_figure(arms: Sequence[Arm]) -> Figure | None:
-    """Return final quality over |S|, None where no runs differ in it."""
+    """Return final quality over |S|, or None if no runs differ in it."""
     families = [family for family in _families(arms) if len({_size(arm) for arm in family}) > 1]
     measures = {"held-out loss": "loss", "held-out bound": "vlb"}
     panels = [Panel(Axis("|S|"), Axis(title), _over_selected(families, measure)) for title, measure in measures.items()]
@@ -117,7 +117,7 @@ def _measured(history: RunHistory, what: str) -> list[Point]:
 
 
 def _families(arms: Sequence[Arm]) -> list[list[Arm]]:
-    """Return arms that differ in |S| at most, together."""
+    """Return groups of arms that differ only in |S|."""
     grouped: dict[str, list[Arm]] = {}
     for arm in arms:
         settings = parting(arm.first)

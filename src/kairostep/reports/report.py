@@ -49,7 +49,7 @@ def write_report(directories: Sequence[Path], output: Path) -> Path:
 
 
 def find_runs(directories: Sequence[Path]) -> list[Path]:
-    """Return run directories: those named, and those in folders that are none themselves."""
+    """Return run directories: those named, and those inside other folders."""
     found: dict[Path, None] = {}
     for directory in map(Path, directories):
         runs = runs_in(directory)
@@ -113,7 +113,7 @@ def _is_run(directory: Path) -> bool:
 
 
 def _natural(path: Path) -> list[Any]:
-    """Return what sorts run-2 before run-10."""
+    """Return a sort key that puts run-2 before run-10."""
     return [(part.isdigit(), int(part) if part.isdecimal() else part) for part in re.split(r"(\d+)", str(path))]
 
 

@@ -20,7 +20,7 @@ MEASURED = {"fid": "FID", "kid": "KID", "precision": "precision", "recall": "rec
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, and how a run's and an arm's cell under it come about."""
+    """A heading, and functions that return the cells of a run and of an arm."""
 
     title: str
     of_run: Callable[[RunHistory], str]
@@ -58,7 +58,7 @@ class Table:
 
 
 def results_table(arms: Sequence[Arm]) -> Table:
-    """Return the table of all arms, the baseline being that which is marked as such."""
+    """Return the table of all arms."""
     baseline = next(arm for arm in arms if arm.baseline)
     histories = [run.history for arm in arms for run in arm.runs]
     columns = [

@@ -19,7 +19,7 @@ def with_error(value: float | None, error: float | None) -> str:
 
 
 def counted(value: float | None) -> str:
-    """Return a count with its thousands apart."""
+    """Return a count with thousands separators."""
     return MISSING if value is None else f"{value:,.0f}"
 
 
@@ -29,5 +29,5 @@ def seconds(value: float | None) -> str:
 
 
 def significant(value: float, digits: int = 6) -> float:
-    """Return a number with so many digits, which a page holds in fewer letters."""
+    """Return a number with this many digits, to keep pages small."""
     return float(f"{value:.{digits}g}")

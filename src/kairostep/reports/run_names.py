@@ -1,4 +1,4 @@
-"""What runs and arms are called on a page: as their folders are."""
+"""Names of runs and arms on a page, taken from their folders."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ SEPARATORS = " /_.=-"
 
 
 def run_names(directories: Sequence[Path]) -> list[str]:
-    """Return the name of each folder, with as many parents before it as tell it from all others."""
+    """Return the name of each folder, with enough parent folders to make it unique."""
     names = []
     for directory in directories:
         parts = directory.parts
@@ -20,7 +20,7 @@ def run_names(directories: Sequence[Path]) -> list[str]:
 
 
 def arm_name(names: Sequence[str], seeds: Sequence[object], directories: Sequence[Path]) -> str:
-    """Return what the names of an arm's runs share besides their seeds, `uniform` for `uniform-0` and `uniform-1`."""
+    """Return the common part of the names of an arm's runs: `uniform` for `uniform-0` and `uniform-1`."""
     if len(names) == 1:
         return names[0]
     without_seeds = {_without_seed(name, seed) for name, seed in zip(names, seeds, strict=True)}

@@ -1,4 +1,4 @@
-"""Sample grids as they stand in a page: small enough, and never one that cannot be shown."""
+"""Sample grids for a page: small enough, and only those that can be shown."""
 
 import base64
 import importlib
@@ -93,7 +93,7 @@ def _opened(content: bytes) -> Any:
 
 
 def _smaller(image: Any, limit: int) -> bytes:
-    """Return a JPEG of at most so many bytes, or of the smallest size that still shows something."""
+    """Return a JPEG of at most this many bytes, or of the smallest useful size."""
     side = max(image.size)
     while True:
         small = image.convert("RGB")

@@ -1,4 +1,4 @@
-"""How soon a run gets where the baseline ends: the ratio of seconds, and of network evaluations, probes included."""
+"""The cost to reach the baseline's final loss, as ratios of seconds and of network evaluations with probes."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ NORMAL = 1.960
 
 @dataclass(frozen=True)
 class Ratio:
-    """What a run spends to reach the target, over what the baseline spends; a bound from below if it never did."""
+    """A run's cost to reach the target over the baseline's; a lower bound if the run never reached it."""
 
     value: float
     reached: bool
@@ -39,7 +39,7 @@ class Spread:
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """Return the mean of at least one value, and how well it is known."""
+    """Return the mean of at least one value, with its interval."""
     n, mean = len(values), math.fsum(values) / len(values)
     if n == 1:
         return Spread(mean, None, None)
@@ -49,7 +49,7 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 
 def first_reaching(points: Sequence[HeldOutPoint], target: float, cost: Cost) -> float | None:
-    """Return the cost at which the held-out loss first is at most the target, linear in its logarithm in between."""
+    """Return the cost at which the held-out loss first reaches the target, linear in log(loss) between points."""
     before: tuple[float, float] | None = None
     for point in points:
         spent, loss = getattr(point, cost), point.loss
@@ -68,7 +68,7 @@ def first_reaching(points: Sequence[HeldOutPoint], target: float, cost: Cost) ->
 def ratio_to(run: RunHistory, baseline: Arm, cost: Cost) -> Ratio | None:
     """Return how a run's cost to the target compares, with the baseline of its seed, or the mean of all if none has it.
 
-    The target is the baseline's last held-out loss. None where nothing compares: another task, no held-out losses.
+    The target is the baseline's last held-out loss. None if nothing compares: another task, or no held-out losses.
     """
     others = [other.history for other in baseline.runs]
     others = [other for other in others if other.seed == run.seed] or others

@@ -73,7 +73,7 @@ def density_figures(runs: Sequence[ShownRun]) -> list[Figure]:
 
 
 def lines_without_panels(runs: Sequence[ShownRun], names: Sequence[str]) -> list[str]:
-    """Return a line for each reason why runs have no picture: one of uniform draws would be a grey panel."""
+    """Return a line for each reason why runs have no panel: that of uniform draws would be plain grey."""
     lines = []
     for name in names:
         reasons: dict[str, list[ShownRun]] = {}
@@ -84,7 +84,7 @@ def lines_without_panels(runs: Sequence[ShownRun], names: Sequence[str]) -> list
 
 
 def policy_figures(runs: Sequence[ShownRun]) -> list[Figure]:
-    """Return what samplers say about themselves."""
+    """Return the diagnostics of samplers."""
     shown = {
         "a_mean": "a of Beta(a, b)",
         "b_mean": "b of Beta(a, b)",
@@ -174,7 +174,7 @@ def _profiles(runs: Sequence[ShownRun]) -> list[Curve]:
 
 
 def _why_no_panel(run: ShownRun, name: str) -> str | None:
-    """Return why there is no picture of a histogram: "" if there is one, None if nothing was recorded."""
+    """Return why a histogram has no panel: "" if it has one, None if nothing was recorded."""
     rows = _rows(run, name)
     if name == "product" and not rows and run.history.part("weighting") not in ("", "constant"):
         return "Drawn without the weighting, which was not recorded" if _rows(run, "density") else None
@@ -192,7 +192,7 @@ def _rows(run: ShownRun, name: str) -> list["array[float]"]:
 
 
 def _near(rows: Sequence["array[float]"], others: Sequence["array[float]"] | None, most: float) -> bool:
-    """Whether all masses are those of other rows, by default of uniform ones, but for a small share of uniform."""
+    """Whether all masses are near those of other rows, by default uniform ones."""
     if others is None:
         return all(abs(mass * len(row) - 1) <= most for row in rows for mass in row)
     pairs = zip(rows, others, strict=False)
@@ -201,7 +201,7 @@ def _near(rows: Sequence["array[float]"], others: Sequence["array[float]"] | Non
 
 
 def _by_arm(chosen: Sequence[ShownRun], runs: Sequence[ShownRun]) -> list[str]:
-    """Return the names of runs, an arm's name in the place of all its runs."""
+    """Return the names of runs, with an arm's name instead of all its runs."""
     names: dict[str, None] = {}
     for run in chosen:
         whole = sum(other.arm == run.arm for other in chosen) == sum(other.arm == run.arm for other in runs)

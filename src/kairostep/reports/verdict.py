@@ -1,4 +1,4 @@
-"""What the runs of a page show, in a sentence: no more than was measured, and nothing from a single seed."""
+"""Says in a sentence what the runs of a page show: only what was measured, and nothing from a single seed."""
 
 import math
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Comparison:
 
 
 def verdict(arms: Sequence[Arm]) -> Verdict | None:
-    """Return what final held-out losses show, None where none was recorded."""
+    """Return the verdict on final held-out losses, or None if there are none."""
     baseline = next((arm for arm in arms if arm.baseline), None)
     if baseline is None or not any(run.history.last for arm in arms for run in arm.runs):
         return None
@@ -63,7 +63,7 @@ def verdict(arms: Sequence[Arm]) -> Verdict | None:
 
 
 def compare(arm: Arm, baseline: Arm) -> Comparison:
-    """Return how an arm ends beside the baseline, over the seeds that both have finished."""
+    """Return the comparison of an arm with the baseline over the seeds that both have finished."""
     ends, others = _by_seed(arm), _by_seed(baseline)
     pairs = [(ends[seed], others[seed]) for seed in ends if seed in others]
     ratios = [math.log(_end(run) / _end(other)) for run, other in pairs]
@@ -139,7 +139,7 @@ def _loss_of(arm: Arm) -> str:
 
 
 def _by_seed(arm: Arm) -> dict[Any, RunHistory]:
-    """Return finished runs, one for each seed: a seed that was run twice tells nothing about other seeds."""
+    """Return one finished run per seed: repeating a seed says nothing about other seeds."""
     runs = [run.history for run in reversed(arm.runs)]
     return {run.seed: run for run in runs if run.seed is not None and run.state == "finished" and _end(run) > 0}
 

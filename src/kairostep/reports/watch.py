@@ -16,7 +16,7 @@ HOST, PORT = "127.0.0.1", 8765
 
 
 class WatchedRuns:
-    """Run directories, and pages of them that are made again when a file has changed, each changed run read once."""
+    """Run directories and their page. If a file changes, the page is made again and only that run is read again."""
 
     def __init__(self, directories: Sequence[Path]) -> None:
         for package in ("jinja2", "plotly"):
@@ -29,7 +29,7 @@ class WatchedRuns:
         self.building = threading.Lock()
 
     def version(self) -> str:
-        """Return a name of what the runs have written by now."""
+        """Return a version of the page: it changes when a run writes something."""
         found = [(str(run), fingerprint(run)) for run in self._runs()]
         return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
@@ -38,7 +38,7 @@ class WatchedRuns:
         return self._made("page")
 
     def content(self) -> tuple[str, str]:
-        """Return what changes of the page, and its version."""
+        """Return the part of the page that changes, and its version."""
         return self._made("content")
 
     def _made(self, kind: str) -> tuple[str, str]:
@@ -67,9 +67,9 @@ class WatchedRuns:
 
 
 def make_server(directories: Sequence[Path], port: int | None = None) -> ThreadingHTTPServer:
-    """Return a server of the page on localhost, at a free port if none is asked for and the usual one is taken.
+    """Return a server of the page on localhost. Without a port, it takes the usual one, or a free one if that is taken.
 
-    ValueError if a directory does not exist or the port cannot be had.
+    ValueError if a directory does not exist or the port is taken.
     """
     runs = WatchedRuns(directories)
 
@@ -98,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
     watched: WatchedRuns
 
     def do_GET(self) -> None:  # the name is http.server's
-        """Answer with the page, what changes of it, or its version."""
+        """Answer with the page, the part that changes, or the version."""
         name = self.headers.get("Host", "").partition(":")[0]  # browsers leave port 80 out
         if name.lower() not in (HOST, "localhost"):
             self._answer("text/plain", "asked for by another name than localhost", 403)  # by a page of somebody else

@@ -1,4 +1,4 @@
-"""A run directory for reports, whatever state it is in: still written, empty, crashed, torn, of an older version."""
+"""Reads a run directory for reports in any state: running, empty, crashed, damaged, of an older version."""
 
 import time
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ FILES = ("config.yaml", "metrics.jsonl", EVALUATIONS)
 
 @dataclass(frozen=True)
 class HeldOutPoint:
-    """The held-out losses at one step, and what had been spent by then."""
+    """The held-out losses at one step, and the cost until then."""
 
     step: float
     seconds: float | None
@@ -47,7 +47,7 @@ class RunHistory:
 
     @classmethod
     def read(cls, directory: Path) -> "RunHistory":
-        """Return what is there, and what is wrong with it in words; nothing that a run may leave behind raises."""
+        """Return the run with a description of its problems. It never raises, whatever a run left behind."""
         problems: list[str] = []
         config, text = _config(directory, problems)
         metrics = Metrics.read(directory / "metrics.jsonl")
@@ -90,7 +90,7 @@ class RunHistory:
 
 
 def fingerprint(directory: Path) -> tuple[Any, ...]:
-    """Return what changes when a run has written something."""
+    """Return a value that changes whenever the run writes something."""
     paths = [*(directory / name for name in FILES), directory / ".lock", *_grids(directory)]
     return (*((str(path), *_stamp(path)) for path in paths), time.time() - _last_sign(directory) < QUIET_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Reading `metrics.jsonl` of any length and in any state, column by column."""
+"""Reads `metrics.jsonl` of any length and in any state, column by column."""
 
 import json
 import math
@@ -32,7 +32,7 @@ class Series:
     values: "array[float]" = field(default_factory=lambda: array("d"))
 
     def extend(self, steps: "array[float]", values: "array[float]") -> None:
-        """Add points; one of an earlier step comes from a run that went on from there, and what followed is void."""
+        """Add points. A point of an earlier step comes from a run that resumed there, and replaces what followed."""
         if rising(self.steps[-1:] + steps):
             self.steps += steps
             self.values += values
@@ -108,7 +108,7 @@ class Metrics:
 
     @classmethod
     def read(cls, path: Path) -> "Metrics":
-        """Return what is there; lines that cannot be read are left out, and told."""
+        """Return the metrics; lines that cannot be read are left out and counted."""
         metrics, num_bad, torn = cls(), 0, False
         try:
             for texts in line_chunks(path, MAX_BYTES):
@@ -130,7 +130,7 @@ class Metrics:
         return metrics
 
     def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Take up lines, each of which has a step."""
+        """Add lines, each with a step."""
         if not lines:
             return
         steps = array("d", [float(line["step"]) for line in lines])
@@ -142,7 +142,7 @@ class Metrics:
                 self._add_numbers(name, steps, values)
 
     def thin(self) -> "Metrics":
-        """Return what is drawn, the product of density and weights among it."""
+        """Return what is plotted, including the product of density and weights."""
         density, weights = (self.histograms.get(name, Histograms()) for name in HISTOGRAMS)
         drawn = {"density": density, "product": product(density, weights)}
         return Metrics(
@@ -175,7 +175,7 @@ class Metrics:
 
 
 def all_numbers(values: Sequence[Any]) -> bool:
-    """Whether all values are finite numbers, found out fast."""
+    """Whether all values are finite numbers (fast)."""
     try:
         return set(map(type, values)) <= {float, int} and all(map(math.isfinite, values))
     except OverflowError:  # an integer that no float can hold
@@ -188,7 +188,7 @@ def rising(values: "array[float]") -> bool:
 
 
 def parsed(text: str) -> dict[str, Any] | None:
-    """Return the mapping that a line of JSON holds, None if it was torn or holds anything else."""
+    """Return the mapping in a line of JSON, or None if the line is torn or holds something else."""
     if _num_brackets(text) > MAX_BRACKETS:
         return None
     try:
@@ -209,7 +209,7 @@ def number(value: Any) -> float | None:
 
 
 def _parsed_lines(texts: Sequence[str]) -> list[dict[str, Any] | None]:
-    """Return what each line holds, None for those that cannot be read; all in one go where that is possible."""
+    """Return the content of each line, None for lines that cannot be read. Parse all at once if possible."""
     try:
         flat = max(map(_num_brackets, texts)) <= MAX_BRACKETS
         lines = json.loads(f"[{','.join(texts)}]") if flat else []

@@ -1,4 +1,4 @@
-"""Fewer points of a long series, no spike lost."""
+"""Thins a long series without losing a spike."""
 
 from array import array
 from collections.abc import Sequence
