@@ -16,13 +16,14 @@ from torch.testing import assert_close
 
 import kairostep as ks
 from kairostep.cli import WITH_SETTINGS, make_parser
-from kairostep.experiments import TABLES, Config, preset
+from kairostep.experiments import Config, preset
 from kairostep.experiments.command_line import take_preset
-from kairostep.experiments.components import checked_options
 from kairostep.experiments.config import with_overrides
-from kairostep.names import SAMPLERS, WEIGHTINGS
+from kairostep.experiments.parts import check_options
+from kairostep.registry import REGISTRIES, samplers, weightings
 from kairostep.timesteps import fixed, sampler
 
+SAMPLERS, WEIGHTINGS = samplers.registered, weightings.registered
 PARTS = {name: codes for document in DOCUMENTS for name, codes in python_parts(document).items()}
 RECIPE = "CONTRIBUTING.md"  # code to be filled in, which has a test of its own
 LINES = sorted({tuple(words) for document in DOCUMENTS for words in typed_lines(document)})
@@ -115,9 +116,9 @@ def check_kairostep(words: Sequence[str]) -> None:
     wants_data = known.command == "train" and not (known.help or known.config)
     if known.command == "train" and name is None and not known.help:
         assert known.config, "train takes a preset or --config FILE"
-    for kind, table in TABLES.items():
+    for kind, registry in REGISTRIES.items():
         if kind != "data" or wants_data:
-            checked_options(kind, table, getattr(config, kind))
+            check_options(registry, getattr(config, kind))
 
 
 def test_every_sampler_and_weighting_is_in_the_readme_and_has_a_page() -> None:

@@ -7,9 +7,9 @@ from torch import nn
 
 from kairostep.analysis.preview import NUM_DRAWS, Preview, preview_of
 from kairostep.diffusion import Objective
-from kairostep.experiments import SAMPLERS, Config
-from kairostep.experiments.components import make
+from kairostep.experiments import Config
 from kairostep.experiments.experiment import make_objective
+from kairostep.experiments.parts import make_sampler, sampler_context
 from kairostep.timesteps import TimestepSampler
 
 SHAPE = (4,)  # of a sample that stands in for those of the data
@@ -31,17 +31,5 @@ class Parts:
 def parts_without_data(config: Config) -> Parts:
     """Return the objective and the fresh sampler of a config; a tiny network stands in for the one it trains."""
     config, objective = make_objective(config)
-    model = nn.Linear(1, 1)
-    sampler: TimestepSampler = make(
-        "sampler",
-        SAMPLERS,
-        config.sampler,
-        process=objective.process,
-        objective=objective,
-        model=model,
-        parameters=model.parameters(),
-        shape=SHAPE,
-        accumulate=config.accumulate,
-        seed=config.seed,
-    )
+    sampler = make_sampler(config.sampler, sampler_context(config, objective, nn.Linear(1, 1), SHAPE))
     return Parts(config, objective, sampler)

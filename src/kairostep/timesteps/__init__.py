@@ -1,6 +1,7 @@
 """Which timesteps to train on: samplers that need torch and nothing else."""
 
 from kairostep.timesteps.adaptive import Adaptive as Adaptive
+from kairostep.timesteps.context import SamplerContext as SamplerContext
 from kairostep.timesteps.curriculum import Curriculum as Curriculum
 from kairostep.timesteps.fixed import FixedBeta as FixedBeta
 from kairostep.timesteps.fixed import Laplace as Laplace

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kairostep.checks import finite, positive
+from kairostep.registry import samplers
 from kairostep.timesteps.draws import Draws
 from kairostep.timesteps.histogram import rebin, with_floor
 from kairostep.timesteps.sampler import Timesteps, TimestepSampler, draw
@@ -37,14 +38,22 @@ class DrawOptions(TypedDict, total=False):
     seed: int
 
 
+@samplers.register("tabulated")
 class Tabulated(TimestepSampler):
     """Draws from any density given as the mass of equal bins of [0, 1]."""
 
     mass: Tensor
 
-    def __init__(self, mass: Tensor, *, unbiased: bool = False, stratified: bool = True, seed: int = 0) -> None:
+    def __init__(
+        self,
+        mass: Tensor | tuple[float, ...],
+        *,
+        unbiased: bool = False,
+        stratified: bool = True,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
-        mass = torch.as_tensor(mass, dtype=torch.float64)
+        mass = torch.as_tensor(mass).double()
         wrong = mass[~((mass >= 0) & (mass < math.inf))]
         if mass.ndim != 1 or len(wrong) or not float(mass.sum()) > 0:
             got = f"{float(wrong[0])}" if len(wrong) else f"shape {tuple(mass.shape)} with sum {float(mass.sum())}"
@@ -66,6 +75,7 @@ class Tabulated(TimestepSampler):
         return rebin(self.mass, num_bins)
 
 
+@samplers.register("uniform")
 class Uniform(Tabulated):
     """Every time alike: the baseline."""
 
@@ -78,6 +88,7 @@ class Uniform(Tabulated):
         return Timesteps(t, torch.ones_like(t))
 
 
+@samplers.register("logit_normal")
 class LogitNormal(Tabulated):
     """t = sigmoid(z), z ~ N(mean, std**2): Stable Diffusion 3 (Esser et al. 2024); the "log-normal" of Kim et al."""
 
@@ -89,6 +100,7 @@ class LogitNormal(Tabulated):
         self.mean, self.std = mean, std
 
 
+@samplers.register("mode")
 class Mode(Tabulated):
     """t = 1 - u - scale (cos(pi u / 2)**2 - 1 + u), u uniform (Esser et al. 2024).
 
@@ -110,6 +122,7 @@ class Mode(Tabulated):
         self.scale = scale
 
 
+@samplers.register("beta")
 class FixedBeta(Tabulated):
     """t ~ Beta(a, b)."""
 
@@ -119,6 +132,7 @@ class FixedBeta(Tabulated):
         self.a, self.b = a, b
 
 
+@samplers.register("log_normal_sigma")
 class LogNormalSigma(Tabulated):
     """log(sigma / alpha) ~ N(mean, std**2): EDM (Karras et al. 2022), on any process.
 
@@ -133,6 +147,7 @@ class LogNormalSigma(Tabulated):
         self.process, self.mean, self.std = process, mean, std
 
 
+@samplers.register("laplace")
 class Laplace(Tabulated):
     """log-SNR ~ Laplace(mean, scale): Hang et al. 2024 (2407.03297), on any process.
 

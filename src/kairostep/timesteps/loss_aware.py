@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -10,7 +10,9 @@ from torch.nn import functional as F
 
 from kairostep.checks import count, function, positive, positive_share, renamed_arguments, share
 from kairostep.ranks import gather_over_ranks, rank, sum_over_ranks
+from kairostep.registry import samplers
 from kairostep.timesteps.bin_means import BinMeans
+from kairostep.timesteps.context import SamplerContext
 from kairostep.timesteps.draw_table import TableSampler, add_table
 from kairostep.timesteps.fixed import UNBIASED_FLOOR, LogSNR
 from kairostep.timesteps.histogram import bin_index, with_floor
@@ -20,6 +22,7 @@ FORGETTING = 3.0  # losses of step j count (j / n)**3 as much as those of step n
 MAX_LOG_SNR = 20.0  # of bins: beyond, a process is as good as at its end
 
 
+@samplers.register("root_loss")
 class RootLoss(TableSampler):
     """Draws in proportion to the root of the loss, weighted by 1/density: the objective stays, its gradient calms down.
 
@@ -56,6 +59,13 @@ class RootLoss(TableSampler):
         self.gate = share("gate", gate)
         self.squares = BinMeans(num_bins, decay, power=2)
 
+    @classmethod
+    def from_experiment(cls, experiment: SamplerContext, **options: Any) -> Self:
+        """Return the sampler for the loss that is trained."""
+        weight = experiment.objective.weight
+        is_weighted = bool((weight((torch.arange(100) + 0.5) / 100) != 1).any())
+        return cls(loss_weight=weight if is_weighted else None, seed=experiment.seed, **options)
+
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
         """Record the losses of all ranks."""
@@ -83,6 +93,7 @@ class RootLoss(TableSampler):
         return {"skipped_losses": self.squares.num_skipped}
 
 
+@samplers.register("loss_second_moment")
 class LossSecondMoment(TableSampler):
     """Draws in proportion to the root mean square of each bin's last losses, weighted by 1/density.
 
@@ -160,6 +171,7 @@ class LossSecondMoment(TableSampler):
         return {"skipped_losses": self.num_skipped}
 
 
+@samplers.register("infonoise")
 class InfoNoise(TableSampler):
     """Draws where noise hides most about the data: the entropy rate, read off the losses (Raya et al., 2602.18647).
 
@@ -211,6 +223,11 @@ class InfoNoise(TableSampler):
             raise ValueError(f"loss_weight must be positive and finite at every bin, got {weight}: add a little to it")
         self.register_buffer("log_weight", weight.log().float(), persistent=False)
         self.errors = BinMeans(num_bins, decay)  # squared, in x0
+
+    @classmethod
+    def from_experiment(cls, experiment: SamplerContext, **options: Any) -> Self:
+        """Return the sampler for the loss that is trained."""
+        return cls(experiment.process, experiment.objective.x0_weight, seed=experiment.seed, **options)
 
     def bounded_log_snr(self, t: Tensor) -> Tensor:
         """Return log-SNR kept in the range of usual processes: a flow starts and ends at infinity."""
