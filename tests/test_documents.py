@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from kairostep.experiments.command_line import take_preset
 from kairostep.experiments.config import with_overrides
 from kairostep.experiments.parts import check_options
 from kairostep.registry import REGISTRIES, samplers, weightings
-from kairostep.timesteps import fixed, sampler
+from kairostep.testing import check_sampler
 
 SAMPLERS, WEIGHTINGS = samplers.registered, weightings.registered
 PARTS = {name: codes for document in DOCUMENTS for name, codes in python_parts(document).items()}
@@ -50,12 +51,13 @@ def test_python_code_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_sampler_in_the_recipe_for_new_ones_works() -> None:
-    namespace = {**vars(fixed), **vars(sampler)}
+    namespace: dict[str, Any] = {}
     exec(compile(PARTS[RECIPE][0], RECIPE, "exec"), namespace)
     triangle = namespace["Triangle"](unbiased=True)
     drawn = triangle.sample(torch.zeros(1000, 1))
     assert_close(triangle.density(2), 0.9 * torch.tensor([0.25, 0.75]) + 0.1 * 0.5)
     assert_close((drawn.weight * drawn.t).mean(), torch.tensor(0.5), rtol=0.02, atol=0)
+    check_sampler(namespace["Triangle"])
 
 
 @pytest.mark.parametrize("words", LINES, ids=" ".join)
