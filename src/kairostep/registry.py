@@ -92,7 +92,8 @@ class Registry:
         if hasattr(maker, "from_experiment"):
             own = arguments_of(maker.from_experiment)
             own.pop("experiment", None)
-            arguments = {**arguments, **own} if passes_on(maker.from_experiment) else own
+            passed_on = {key: value for key, value in arguments.items() if key not in own}
+            arguments = {**passed_on, **own} if passes_on(maker.from_experiment) else own
         return {key: value for key, value in written_flat(arguments).items() if key not in self.given}
 
     @property
