@@ -33,10 +33,11 @@ from convergence_measures import END_BINS, CloserMonitor, Judge, measure_end, op
 from convergence_table import write_tables
 
 from kairostep.evaluation.features import INCEPTION_SHA256
-from kairostep.experiments import TABLES, Config, preset
-from kairostep.experiments.components import checked_options, with_defaults
-from kairostep.experiments.config import to_dict, unknown, with_overrides
+from kairostep.experiments import Config, preset
+from kairostep.experiments.config import to_dict, with_overrides
 from kairostep.experiments.experiment import make_objective
+from kairostep.experiments.parts import check_options, with_defaults
+from kairostep.registry import REGISTRIES, unknown
 from kairostep.runs import load_trained
 from kairostep.runs.directory import provenance
 from kairostep.training import Run, RunError
@@ -105,9 +106,9 @@ def make_tasks(arguments: argparse.Namespace, settings: Sequence[str]) -> list[T
 
 def resolved(config: Config) -> Config:
     """Return the config as a run writes it, every default filled in, without reading data."""
-    for kind, table in TABLES.items():
-        checked_options(kind, table, getattr(config, kind))
-    parts: dict[str, Any] = {kind: with_defaults(table, getattr(config, kind)) for kind, table in TABLES.items()}
+    for kind, registry in REGISTRIES.items():
+        check_options(registry, getattr(config, kind))
+    parts: dict[str, Any] = {kind: with_defaults(names, getattr(config, kind)) for kind, names in REGISTRIES.items()}
     return make_objective(replace(config, **parts))[0]
 
 

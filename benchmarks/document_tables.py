@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kairostep.names import SAMPLERS
+from kairostep.registry import samplers
+from kairostep.timesteps import TimestepSampler
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -97,7 +98,7 @@ def results_row(arm: tuple[str, int], logs: dict[int, Log], base: dict[int, Log]
     time = mean_and_interval(ratios) if len(ratios) == len(times) > 0 else "not reached by all"
     error = statistics.fmean(log.error for log in logs.values())
     fids = ", ".join(f"{logs[seed].end['fid'][0]:.1f}" for seed in sorted(logs))
-    return [f"`{SAMPLERS[sampler].__name__}`", str(batch), f"{error:.5f}", fids, "1" if arm == BASE else time]
+    return [f"`{samplers.find(sampler).__name__}`", str(batch), f"{error:.5f}", fids, "1" if arm == BASE else time]
 
 
 def mean_and_interval(ratios: Sequence[float]) -> str:
@@ -110,10 +111,17 @@ def mean_and_interval(ratios: Sequence[float]) -> str:
     return f"{math.exp(mean):.2f} ({math.exp(mean - half):.2f} to {math.exp(mean + half):.2f})"
 
 
+def known_samplers() -> dict[str, type[TimestepSampler]]:
+    """Return all samplers by name, the fixed ones first."""
+    found = {name: samplers.find(name) for name in samplers}
+    learning = {name for name, kind in found.items() if kind.observe is not TimestepSampler.observe}
+    return dict(sorted(found.items(), key=lambda item: (item[0] != "uniform", item[0] in learning, item[0])))
+
+
 def samplers_table() -> str:
     """Return the table of samplers: a link to the page, and the first sentence of the class's docstring."""
     rows = []
-    for name, sampler in SAMPLERS.items():  # the one place that lists samplers
+    for name, sampler in known_samplers().items():
         summary = " ".join(inspect.getdoc(sampler).split("\n\n")[0].split())
         rows.append([f"[`{sampler.__name__}`](docs/methods/{name}.md)", summary])
     return as_markdown(["sampler", "draws"], rows)
@@ -123,7 +131,7 @@ def costs_table() -> str:
     """Return milliseconds per step and rows of the network beyond training, for each sampler that was measured."""
     measured = {column: read_costs(RESULTS / "sampler_cost" / log) for column, log in COSTS.items()}
     rows = []
-    for sampler in (sampler.__name__ for sampler in SAMPLERS.values()):
+    for sampler in (sampler.__name__ for sampler in known_samplers().values()):
         lines = [costs.get(sampler) for costs in measured.values()]
         if not any(lines):
             continue

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from kairostep.cli import make_parser
-from kairostep.experiments.components import PREDICTIONS, TABLES, options_of
 from kairostep.experiments.config import COMPONENTS, Config
+from kairostep.experiments.parts import PREDICTIONS
+from kairostep.registry import REGISTRIES
 
 SEED = 17
 NUM_LINES = 2000
@@ -151,7 +152,7 @@ def training_settings(chance: random.Random, base: list[str]) -> list[str]:
     names = {kind: getattr(Config(), kind).name for kind in COMPONENTS}
     arguments = []
     for kind in chance.sample([kind for kind in COMPONENTS if kind != "data"], chance.randint(0, 2)):
-        names[kind] = chance.choice(list(TABLES[kind]))
+        names[kind] = chance.choice(list(REGISTRIES[kind]))
         arguments.append(f"--{kind}={names[kind]}")
     if names["network"] != "unet" and base:
         base = [argument for argument in base if "network" not in argument] + SMALL_TRANSFORMER
@@ -161,7 +162,7 @@ def training_settings(chance: random.Random, base: list[str]) -> list[str]:
 def setting(chance: random.Random, names: dict[str, str]) -> str:
     """Return one setting with a wild value: an option of a part in two of three cases."""
     if chance.random() < 0.65:
-        parts = {kind: options_of(TABLES[kind][names[kind]]) for kind in COMPONENTS if kind != "data"}
+        parts = {kind: REGISTRIES[kind].options_of(names[kind]) for kind in COMPONENTS if kind != "data"}
         kind = chance.choice([kind for kind, options in parts.items() if options])
         option = chance.choice(list(parts[kind]))
         return f"--{kind}.{option}={value_of(chance, parts[kind][option].hint)}"

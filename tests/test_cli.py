@@ -17,17 +17,13 @@ import kairostep
 from kairostep.cli import main
 from kairostep.data import cifar10_obtain
 from kairostep.experiments import (
-    DATASETS,
-    NETWORKS,
     PRESETS,
-    PROCESSES,
-    SAMPLERS,
-    WEIGHTINGS,
     Component,
     Config,
     preset,
 )
 from kairostep.installation import install_command
+from kairostep.registry import REGISTRIES
 
 TINY = ["--network.channels=8", "--network.multipliers=[1,1]", "--network.blocks=1", "--network.attention=[]"]
 SHORT = ["--steps=2", "--batch_size=4", "--held_out_images=8", "--sample_steps=2", "--workers=0", "--warmup_steps=0"]
@@ -165,8 +161,8 @@ def test_help_lists_every_setting_with_its_default(capsys: pytest.CaptureFixture
         value = getattr(plain, field.name)
         assert f"  --{field.name}={getattr(value, 'name', value)} " in text
         assert field.metadata["help"] in text
-    for table in (DATASETS, NETWORKS, PROCESSES, WEIGHTINGS, SAMPLERS):
-        assert ", ".join(table) in text
+    for registry in REGISTRIES.values():
+        assert ", ".join(registry) in text
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["presets", "--help"], ["data", "--help"]])
@@ -432,9 +428,9 @@ def code_of(*arguments):
     except SystemExit as ended:
         return ended.code
 
-sys.modules["draccus"] = None
+sys.modules["yaml"] = None
 assert code_of("train", "--help") == code_of("train", "digits") == 1
-del sys.modules["draccus"]
+del sys.modules["yaml"]
 sys.modules["diffusers"] = None
 assert code_of("train", "digits") == 1
 """
@@ -445,5 +441,5 @@ def test_without_the_extra_the_core_needs_torch_alone_and_commands_name_the_extr
     assert ended.returncode == 0, ended.stderr
     lines = ended.stderr.splitlines()
     needed = "kairostep: error: kairostep train needs {}, which is not installed: " + install_command("train")
-    assert lines == [needed.format("draccus")] * 2 + [needed.format("diffusers")]
+    assert lines == [needed.format("pyyaml")] * 2 + [needed.format("diffusers")]
     assert not list(Path().iterdir())

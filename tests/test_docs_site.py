@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kairostep.names import SAMPLERS
+from kairostep.registry import samplers
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("timesteps", "diffusion", "evaluation", "training", "generation", "data", "networks", "experiments")
@@ -108,7 +108,7 @@ def test_arguments_of_docstrings_are_tables(site: Path) -> None:
     assert re.search(r"<tr[^>]*>\s*<td>\s*<code>loss_weight</code>\s*</td>", text)
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", list(samplers))
 def test_the_page_of_a_sampler_shows_its_density(site: Path, name: str) -> None:
     text = (site / "methods" / f"{name}.html").read_text()
     pictures = re.findall(r'<img alt="([^"]+)" class="density" src="([^"#]+)#only-(\w+)"', text)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +17,14 @@ from torch.testing import assert_close
 
 import kairostep as ks
 from kairostep.cli import WITH_SETTINGS, make_parser
-from kairostep.experiments import TABLES, Config, preset
+from kairostep.experiments import Config, preset
 from kairostep.experiments.command_line import take_preset
-from kairostep.experiments.components import checked_options
 from kairostep.experiments.config import with_overrides
-from kairostep.names import SAMPLERS, WEIGHTINGS
-from kairostep.timesteps import fixed, sampler
+from kairostep.experiments.parts import check_options
+from kairostep.registry import REGISTRIES, samplers, weightings
+from kairostep.testing import check_sampler
 
+SAMPLERS, WEIGHTINGS = samplers.registered, weightings.registered
 PARTS = {name: codes for document in DOCUMENTS for name, codes in python_parts(document).items()}
 RECIPE = "CONTRIBUTING.md"  # code to be filled in, which has a test of its own
 LINES = sorted({tuple(words) for document in DOCUMENTS for words in typed_lines(document)})
@@ -49,12 +51,13 @@ def test_python_code_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_sampler_in_the_recipe_for_new_ones_works() -> None:
-    namespace = {**vars(fixed), **vars(sampler)}
+    namespace: dict[str, Any] = {}
     exec(compile(PARTS[RECIPE][0], RECIPE, "exec"), namespace)
     triangle = namespace["Triangle"](unbiased=True)
     drawn = triangle.sample(torch.zeros(1000, 1))
     assert_close(triangle.density(2), 0.9 * torch.tensor([0.25, 0.75]) + 0.1 * 0.5)
     assert_close((drawn.weight * drawn.t).mean(), torch.tensor(0.5), rtol=0.02, atol=0)
+    check_sampler(namespace["Triangle"])
 
 
 @pytest.mark.parametrize("words", LINES, ids=" ".join)
@@ -115,9 +118,9 @@ def check_kairostep(words: Sequence[str]) -> None:
     wants_data = known.command == "train" and not (known.help or known.config)
     if known.command == "train" and name is None and not known.help:
         assert known.config, "train takes a preset or --config FILE"
-    for kind, table in TABLES.items():
+    for kind, registry in REGISTRIES.items():
         if kind != "data" or wants_data:
-            checked_options(kind, table, getattr(config, kind))
+            check_options(registry, getattr(config, kind))
 
 
 def test_every_sampler_and_weighting_has_a_page() -> None:

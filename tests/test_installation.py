@@ -108,7 +108,6 @@ for lacking, command in json.loads(sys.argv[1]):
 EVERYTHING = [
     "numpy",
     "yaml",
-    "draccus",
     "diffusers",
     "accelerate",
     "safetensors",
@@ -122,7 +121,7 @@ EVERYTHING = [
 CASES = [
     ("yaml", ["report", "."], "pyyaml", "report"),
     ("plotly", ["report", "."], "plotly", "report"),
-    ("draccus", ["preview"], "draccus", "train"),
+    ("yaml", ["preview"], "pyyaml", "train"),
     ("jinja2", ["preview", "--output", "x.html"], "jinja2", "report"),
     ("matplotlib", ["preview", "--output", "x.png"], "matplotlib", "report"),
     ("accelerate", ["generate", "run"], "accelerate", "train"),

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from kairostep import evaluation as evaluation
+from kairostep.by_name import from_name as from_name
 from kairostep.diffusion import EPSILON as EPSILON
 from kairostep.diffusion import VELOCITY as VELOCITY
 from kairostep.diffusion import X0 as X0
@@ -23,7 +24,6 @@ from kairostep.diffusion import min_snr as min_snr
 from kairostep.diffusion import p2 as p2
 from kairostep.diffusion import soft_min_snr as soft_min_snr
 from kairostep.diffusion import vlb as vlb
-from kairostep.names import from_name as from_name
 from kairostep.timesteps import Adaptive as Adaptive
 from kairostep.timesteps import BetaPolicy as BetaPolicy
 from kairostep.timesteps import ConstantBeta as ConstantBeta
@@ -56,9 +56,9 @@ if not TYPE_CHECKING:  # type checkers would take any name for one that is here
     def __getattr__(name: str) -> object:
         """Say what became of a name that is no longer here."""
         if name == "Progress":
-            from kairostep.names import REMOVED
+            from kairostep.registry import samplers
 
-            raise AttributeError(REMOVED["progress"])
+            raise AttributeError(samplers.removed["progress"])
         if name == "BetaPair":
             raise AttributeError("kairostep.BetaPair has another name now: kairostep.ConstantBeta")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

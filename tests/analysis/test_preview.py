@@ -10,8 +10,8 @@ import kairostep as ks
 from kairostep.analysis import preview_of
 from kairostep.analysis.table import preview_table
 from kairostep.analysis.untrained import untrained_parts
-from kairostep.experiments import SAMPLERS, Component, Config
-from kairostep.names import SAMPLERS as SAMPLER_CLASSES
+from kairostep.experiments import Component, Config
+from kairostep.registry import samplers
 
 LINEAR = ks.DiscreteProcess.linear()
 REQUIRED = {"beta": {"a": 0.7, "b": 2.0}, "tabulated": {"mass": [1, 3]}, "curriculum": {"start": 5, "end": 9}}
@@ -94,12 +94,12 @@ def test_looking_leaves_the_sampler_as_it_was() -> None:
     assert torch.equal(one.sample(torch.zeros(7, 1)).t, other.sample(torch.zeros(7, 1)).t)
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", samplers.registered)
 def test_every_sampler_has_a_preview_without_data(name: str) -> None:
     sampler = Component(name, REQUIRED.get(name, {}))
     config = Config(sampler=sampler, process=Component("cosine"), weighting=Component("vlb"))
     seen = untrained_parts(config).preview()
-    assert seen.learns == (SAMPLER_CLASSES[name].observe is not ks.TimestepSampler.observe)
+    assert seen.learns == (samplers.find(name).observe is not ks.TimestepSampler.observe)
     assert seen.density.mean() == pytest.approx(1, rel=1e-4)
     assert bool(seen.weight.isfinite().all())
     assert (seen.weight > 0).all()

@@ -10,20 +10,11 @@ import torch
 from torch.testing import assert_close
 
 import kairostep as ks
-from kairostep.experiments import (
-    NETWORKS,
-    PREDICTIONS,
-    PROCESSES,
-    SAMPLERS,
-    WEIGHTINGS,
-    Component,
-    Experiment,
-    build,
-    preset,
-)
-from kairostep.experiments.components import GIVEN, Passing, arguments_of, checked_options, make, options_of
+from kairostep.arguments import arguments_of, writable
+from kairostep.experiments import PREDICTIONS, Component, Experiment, build, preset
 from kairostep.experiments.config import with_overrides
-from kairostep.names import SAMPLERS as SAMPLER_CLASSES
+from kairostep.experiments.parts import check_options, make
+from kairostep.registry import Registry, networks, processes, samplers, weightings
 
 CPU = torch.device("cpu")
 TINY = ["--network.channels=8", "--network.multipliers=[1,1]", "--network.attention=[]", "--held_out_images=0"]
@@ -34,7 +25,8 @@ NEEDED = {
     "speed": ["--prediction=epsilon"],  # what its weight is meant for
 }
 QUICK = {"adaptive": ["--sampler.every=2", "--sampler.sweep=4"], "gradient_variance": ["--sampler.every=2"]}
-LEARNING = [name for name, kind in SAMPLER_CLASSES.items() if kind.observe is not ks.TimestepSampler.observe]
+SAMPLERS, WEIGHTINGS = samplers.registered, weightings.registered
+LEARNING = [name for name, kind in SAMPLERS.items() if kind.observe is not ks.TimestepSampler.observe]
 
 
 COUNTS = re.compile(r"^(draws|first\.draws|then\.draws)\.|num_drawn$")
@@ -97,7 +89,7 @@ def test_learning_samplers_go_with_every_prediction_of_continuous_processes(
     assert all(int(value) == 0 for key, value in experiment.sampler.diagnostics().items() if key.startswith("skipped"))
 
 
-@pytest.mark.parametrize("process", PROCESSES)
+@pytest.mark.parametrize("process", processes.registered)
 @pytest.mark.parametrize("prediction", [*PREDICTIONS, "edm", None])
 def test_every_prediction_trains_under_every_process(process: str, prediction: str | None) -> None:
     settings = [f"--process={process}", f"--prediction={prediction or 'null'}"]
@@ -129,7 +121,7 @@ def test_every_weighting_is_its_factor_times_the_plain_loss(weighting: str, name
     assert torch.allclose(factor, torch.ones(16), atol=1e-5) == is_one
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", networks.registered)
 @pytest.mark.parametrize("dropout", ["null", "0.1"])
 def test_every_network_trains_with_and_without_classes(network: str, dropout: str) -> None:
     small = ["--network.hidden_size=16", "--network.depth=2", "--network.num_heads=2"]
@@ -147,19 +139,11 @@ def test_every_network_trains_with_and_without_classes(network: str, dropout: st
 # Names and options
 
 
-def classes_of(name: str) -> type:
-    maker = SAMPLERS[name]
-    if isinstance(maker, Passing):
-        assert inspect.isclass(maker.on)
-        return maker.on
-    return {"tabulated": ks.Tabulated, "curriculum": ks.Curriculum}.get(name, maker)  # type: ignore[arg-type,return-value]
-
-
 def test_every_sampler_of_the_library_has_a_name() -> None:
     exported = [
         value for value in vars(ks).values() if inspect.isclass(value) and issubclass(value, ks.TimestepSampler)
     ]
-    assert {classes_of(name) for name in SAMPLERS} == set(exported) - {ks.TimestepSampler}
+    assert set(SAMPLERS.values()) == set(exported) - {ks.TimestepSampler}
 
 
 def test_every_weighting_of_the_library_has_a_name() -> None:
@@ -177,16 +161,17 @@ def value_of(hint: Any) -> tuple[str, Any]:
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_every_option_of_a_sampler_is_reachable_and_decoded(name: str) -> None:
-    everything = set(arguments_of(classes_of(name)))
-    everything |= set(arguments_of(ks.Probing)) if "probing" in everything else set()
-    options = options_of(SAMPLERS[name])
-    assert everything - set(options) <= GIVEN
-    assert not set(options) & GIVEN
+    everything = arguments_of(SAMPLERS[name])
+    everything |= arguments_of(ks.Probing) if "probing" in everything else {}
+    options = samplers.options_of(name)
+    left_out = {key for key in everything if key not in options} - set(samplers.given)
+    assert [key for key in left_out if writable(everything[key].hint) is not None] == []
+    assert not set(options) & set(samplers.given)
     for option, argument in options.items():
         text, value = value_of(argument.hint)
         required = [f"--sampler.{key}={value_of(a.hint)[0]}" for key, a in options.items() if a.required]
         config = with_overrides(preset("digits"), [f"--sampler={name}", *required, f"--sampler.{option}={text}"])
-        found = checked_options("sampler", SAMPLERS, config.sampler)[option]
+        found = check_options(samplers, config.sampler)[option]
         assert found == value
         assert type(found) is type(value)
 
@@ -243,9 +228,9 @@ def test_the_reward_is_the_bound_or_the_loss() -> None:
     ("settings", "message"),
     [
         (["--sampler=adaptve"], r"unknown sampler adaptve: did you mean adaptive\?"),
-        (["--sampler=zzz"], "unknown sampler zzz: valid are uniform, logit_normal, .*, adaptive"),
+        (["--sampler=zzz"], "unknown sampler zzz: valid are adaptive, beta, .*, uniform"),
         (["--process=cosin"], r"unknown process cosin: did you mean cosine\?"),
-        (["--weighting=zzz"], "unknown weighting zzz: valid are constant, vlb, min_snr, soft_min_snr, p2, debias, edm"),
+        (["--weighting=zzz"], "unknown weighting zzz: valid are constant, debias, edm, min_snr, p2, soft_min_snr, vlb"),
         (["--prediction=eps"], r"unknown prediction eps: did you mean epsilon\?"),
         (["--prediction=zzz"], "unknown prediction zzz: valid are epsilon, x0, v, velocity, edm"),
         (["--network=unett"], r"unknown network unett: did you mean unet\?"),
@@ -268,7 +253,7 @@ def test_the_reward_is_the_bound_or_the_loss() -> None:
         (["--sampler=curriculum", "--sampler.start=1"], "sampler curriculum needs end: pass --sampler.end=..."),
         (
             ["--sampler=curriculum", *NEEDED["curriculum"], "--sampler.first=adaptive"],
-            "sampler.first must be one of 'uniform', .*, got 'adaptive'",
+            "sampler.first must be one of 'infonoise', .*, 'uniform', got 'adaptive'",
         ),
         (["--sampler=progress"], "sampler progress was removed, since no setting of it beat uniform draws: take root_"),
         (["--sampler=adaptive", "--pairs=true"], "pairs trade images between neighbours in t, so that a sampler must "),
@@ -304,4 +289,6 @@ def test_makers_get_what_they_ask_for_of_the_given() -> None:
     def maker(seed: int, *, size: int = 3) -> tuple[int, int]:
         return seed, size
 
-    assert make("thing", {"one": maker}, Component("one", {"size": "4"}), seed=7, shape=(1,)) == (7, 4)
+    things = Registry("thing", given=("seed",))
+    things.register("one")(maker)
+    assert make(things, Component("one", {"size": "4"}), seed=7, shape=(1,)) == (7, 4)

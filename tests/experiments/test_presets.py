@@ -12,9 +12,10 @@ from torch.testing import assert_close
 
 from kairostep.data import InMemory, LatentSet
 from kairostep.diffusion import EPSILON, VELOCITY, DiscreteProcess, EDMProcess, FlowProcess
-from kairostep.experiments import DATASETS, PRESETS, Config, Experiment, build, preset
+from kairostep.experiments import PRESETS, Config, Experiment, build, preset
 from kairostep.experiments.config import with_overrides
 from kairostep.experiments.experiment import make_network
+from kairostep.registry import datasets
 from kairostep.timesteps import Adaptive, LogNormalSigma, RootLoss
 
 CPU = torch.device("cpu")
@@ -69,7 +70,7 @@ def test_every_preset_builds(
     config = preset(name)
     data = config.data.name
     if data in SHAPES:
-        monkeypatch.setitem(DATASETS, data, stub)
+        monkeypatch.setitem(datasets._registered, data, stub)
     settings = [*where(config, places), *SMALLER[config.network.name], f"--cache={tmp_path}", "--workers=0"]
     experiment = build(with_overrides(config, settings), CPU)
     assert_builds_what_it_says(config, experiment)
@@ -155,7 +156,7 @@ def test_the_adaptive_sampler_gets_the_numbers_of_its_preset(monkeypatch: pytest
     def stub(split: str, path: str = "") -> InMemory:
         return zeros(3, 32, 32)
 
-    monkeypatch.setitem(DATASETS, "cifar10", stub)
+    monkeypatch.setitem(datasets._registered, "cifar10", stub)
     sampler = build(with_overrides(preset("cifar10-ddpm"), SMALLER["unet"]), CPU).sampler
     assert isinstance(sampler, Adaptive)
     assert_has(sampler, entropy=1e-2, num_steps=1000)

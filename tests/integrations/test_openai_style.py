@@ -246,7 +246,7 @@ def test_names_are_theirs_and_ours() -> None:
     assert second_moment.sampler.losses.shape == (50, 10)  # one bin per step, as theirs
     speed = create_named_schedule_sampler("speed", diffusion)  # takes the process
     assert isinstance(speed.sampler, ks.Speed)
-    with pytest.raises(ValueError, match="samplers are uniform"):
+    with pytest.raises(ValueError, match="samplers are adaptive, beta"):
         create_named_schedule_sampler("unifrom", diffusion)
     with pytest.raises(ValueError, match="sampler must be a kairostep sampler"):
         create_named_schedule_sampler("min_snr", diffusion)

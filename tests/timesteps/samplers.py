@@ -1,29 +1,45 @@
-"""Every sampler, once: the shared suite runs over this table, and a new sampler is one line here."""
+"""Every registered sampler, and variants of some: the shared suite runs over this table.
+
+A new sampler is here by itself; if it has options without a default, or learns slowly, it has a line here.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 import kairostep as ks
+from kairostep.registry import samplers
+from kairostep.timesteps import SamplerContext
 
 PROCESS, FLOW = ks.DiscreteProcess.linear(), ks.FlowProcess()
 
 Build = Callable[[nn.Module, int, tuple[int, ...]], ks.TimestepSampler]  # (model, seed, x0.shape[1:]) -> sampler
 
-SAMPLERS: dict[str, Build] = {
-    "uniform": lambda model, seed, shape: ks.Uniform(seed=seed),
-    "logit_normal": lambda model, seed, shape: ks.LogitNormal(seed=seed),
-    "mode": lambda model, seed, shape: ks.Mode(seed=seed),
-    "fixed_beta": lambda model, seed, shape: ks.FixedBeta(0.7, 2.0, seed=seed),
-    "tabulated": lambda model, seed, shape: ks.Tabulated(torch.tensor([1.0, 3.0, 0.0, 2.0, 5.0]), seed=seed),
-    "log_normal_sigma": lambda model, seed, shape: ks.LogNormalSigma(PROCESS, seed=seed),
+
+def by_name(name: str, **options: Any) -> Build:
+    """Return what makes a registered sampler, as an experiment makes it."""
+
+    def made(model: nn.Module, seed: int, shape: tuple[int, ...]) -> ks.TimestepSampler:
+        sampler: ks.TimestepSampler = samplers.find(name).from_experiment(
+            SamplerContext(ks.Objective(PROCESS), model, shape, seed=seed), **options
+        )
+        return sampler
+
+    return made
+
+
+REQUIRED: dict[str, dict[str, Any]] = {  # options without a default
+    "beta": {"a": 0.7, "b": 2.0},
+    "tabulated": {"mass": (1.0, 3.0, 0.0, 2.0, 5.0)},
+    "curriculum": {"start": 2, "end": 6},
+}
+VARIANTS: dict[str, Build] = {
     "log_normal_sigma_edm": lambda model, seed, shape: ks.LogNormalSigma(ks.EDMProcess(), seed=seed),
-    "laplace": lambda model, seed, shape: ks.Laplace(PROCESS, seed=seed),
     "laplace_flow": lambda model, seed, shape: ks.Laplace(FLOW, seed=seed),
-    "speed": lambda model, seed, shape: ks.Speed(PROCESS, seed=seed),
     "speed_v1": lambda model, seed, shape: ks.Speed(PROCESS, "v1", seed=seed),
     "independent": lambda model, seed, shape: ks.LogitNormal(stratified=False, seed=seed),
     "logit_normal_unbiased": lambda model, seed, shape: ks.LogitNormal(unbiased=True, seed=seed),
@@ -38,8 +54,8 @@ SAMPLERS: dict[str, Build] = {
     "curriculum": lambda model, seed, shape: ks.Curriculum(
         ks.LogitNormal(seed=seed), ks.RootLoss(warmup=2, refresh=2, seed=seed), start=2, end=6, seed=seed
     ),
-    "info_noise": lambda model, seed, shape: ks.InfoNoise(PROCESS, num_bins=50, warmup=5, refresh=2, seed=seed),
-    "info_noise_unbiased": lambda model, seed, shape: ks.InfoNoise(
+    "infonoise": lambda model, seed, shape: ks.InfoNoise(PROCESS, num_bins=50, warmup=5, refresh=2, seed=seed),
+    "infonoise_unbiased": lambda model, seed, shape: ks.InfoNoise(
         ks.FlowProcess(), warmup=3, refresh=1, unbiased=True, seed=seed
     ),
     "adaptive": lambda model, seed, shape: ks.Adaptive(
@@ -62,6 +78,10 @@ SAMPLERS: dict[str, Build] = {
     "gradient_variance_unbiased": lambda model, seed, shape: ks.GradientVariance(
         model.parameters(), num_bins=8, every=1, unbiased=True, seed=seed
     ),
+}
+SAMPLERS: dict[str, Build] = {
+    **{name: by_name(name, **REQUIRED.get(name, {})) for name in samplers.registered},
+    **VARIANTS,  # some of them under the name of a sampler, with settings that learn in few steps
 }
 UNBIASED = (
     "uniform",

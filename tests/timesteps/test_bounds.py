@@ -76,7 +76,7 @@ HISTOGRAMS: dict[str, Build] = {
     "root_loss_weighted": lambda scene, floor: ks.RootLoss(
         K, floor=floor, loss_weight=lambda t: 1e3 ** (1 - t), warmup=1, refresh=1
     ),
-    "info_noise": lambda scene, floor: ks.InfoNoise(
+    "infonoise": lambda scene, floor: ks.InfoNoise(
         scene.process, scene.objective.x0_weight, num_bins=K, decay=0.5, warmup=1, refresh=1, floor=floor, unbiased=True
     ),
     "loss_second_moment": lambda scene, floor: ks.LossSecondMoment(K, history=1, floor=floor),

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from samplers import LEARNING, SAMPLERS, UNBIASED, batch, build, build_model, losses_of, teach
+from samplers import LEARNING, REQUIRED, SAMPLERS, UNBIASED, VARIANTS, batch, build, build_model, losses_of, teach
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kairostep as ks
+from kairostep.registry import samplers
+from kairostep.testing import check_sampler
 from kairostep.timesteps.sampler import UNSHOWN
 
 TAUGHT_STEPS = range(60)
@@ -33,6 +35,16 @@ def build_taught(name: str, seed: int = 0) -> ks.TimestepSampler:
 
 
 every_sampler = pytest.mark.parametrize("name", SAMPLERS)
+
+
+@pytest.mark.parametrize("name", samplers.registered)
+def test_every_registered_sampler_passes_the_installed_suite(name: str) -> None:
+    check_sampler(samplers.find(name), unbiased=name in UNBIASED, **REQUIRED.get(name, {}))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_passes_the_installed_suite(name: str) -> None:
+    check_sampler(lambda e: VARIANTS[name](e.model, e.seed, e.shape), unbiased=name in UNBIASED)
 
 
 @every_sampler

@@ -53,7 +53,7 @@ def test_draws_are_those_of_the_cpu(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # in inductor
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # which would round what is compared
-@pytest.mark.parametrize("name", ["uniform", "logit_normal", "speed", "loss_second_moment", "info_noise", "adaptive"])
+@pytest.mark.parametrize("name", ["uniform", "logit_normal", "speed", "loss_second_moment", "infonoise", "adaptive"])
 def test_compiled_sampling_draws_the_same(name: str) -> None:
     model = build_model().cuda()
     sampler, compiled = (build(name, model).cuda() for _ in range(2))

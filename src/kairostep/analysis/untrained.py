@@ -8,7 +8,8 @@ from torch import nn
 from kairostep.analysis.preview import NUM_DRAWS, Preview, preview_of
 from kairostep.diffusion import Objective
 from kairostep.experiments import Config
-from kairostep.experiments.experiment import make_objective, make_sampler
+from kairostep.experiments.experiment import make_objective
+from kairostep.experiments.parts import make_sampler, sampler_context
 from kairostep.timesteps import TimestepSampler
 
 SHAPE = (4,)  # of a sample, in place of those of the data
@@ -30,5 +31,5 @@ class UntrainedParts:
 def untrained_parts(config: Config) -> UntrainedParts:
     """Return the objective and a new sampler of a config. A tiny network replaces the real one."""
     config, objective = make_objective(config)
-    sampler = make_sampler(config, objective, nn.Linear(1, 1), SHAPE)
+    sampler = make_sampler(config.sampler, sampler_context(config, objective, nn.Linear(1, 1), SHAPE))
     return UntrainedParts(config, objective, sampler)

@@ -12,7 +12,7 @@ import torch
 from kairostep.experiments import PRESETS, Config, preset
 from kairostep.experiments.command_line import run_name, settle, take_preset
 from kairostep.experiments.config import load, to_dict, with_overrides
-from kairostep.names import unknown
+from kairostep.registry import unknown
 from kairostep.runs.directory import provenance
 
 Train = Callable[[Config], None]

@@ -8,8 +8,10 @@ import torch
 from kairostep.checks import choice
 from kairostep.data import cifar10_files as files
 from kairostep.data.dataset import InMemory
+from kairostep.registry import datasets
 
 
+@datasets.register("cifar10")
 def load_cifar10(path: Path | str, split: str = "train", *, check: bool = True, flip: bool = True) -> InMemory:
     """Return 50000 ("train") or 10000 ("test") images (3, 32, 32) of ten classes.
 

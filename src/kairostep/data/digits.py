@@ -6,10 +6,12 @@ from kairostep.checks import choice
 from kairostep.counters import mix_seed
 from kairostep.data.dataset import InMemory
 from kairostep.data.extras import require
+from kairostep.registry import datasets
 
 NUM_TRAIN = 1500  # of 1797; the others are for testing
 
 
+@datasets.register("digits")
 def load_digits(split: str = "train", *, flip: bool = False) -> InMemory:
     """Return 1500 ("train") or 297 ("test") images (1, 8, 8) of ten classes."""
     choice("split", split, ("train", "test"))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kairostep.checks import choice
 from kairostep.data.dataset import InMemory
+from kairostep.registry import datasets
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")  # where the package dataset-fashion-mnist puts it
 _UNSIGNED_BYTE = 0x08
@@ -19,6 +20,7 @@ _HOW_TO_GET_IT = (
 )
 
 
+@datasets.register("fashion_mnist")
 def load_fashion_mnist(folder: Path | str | None = None, split: str = "train", *, flip: bool = False) -> InMemory:
     """Return 60000 ("train") or 10000 ("test") images (1, 28, 28) of ten classes.
 

@@ -9,6 +9,7 @@ from kairostep.checks import below_one, choice, count
 from kairostep.data.dataset import Dataset
 from kairostep.data.image_file import ENDINGS
 from kairostep.data.image_set import ImageFiles, StreamedImages, decode
+from kairostep.registry import datasets
 
 IN_MEMORY_BYTES = 2 * 2**30  # a larger set is read from its files again and again
 MIN_TO_HOLD_OUT = 50  # images; a smaller folder is for training alone
@@ -18,6 +19,7 @@ class NothingHeldOut(ValueError):
     """A part of the data that was asked for is empty."""
 
 
+@datasets.register("images")
 def load_folder(
     folder: Path | str,
     size: int,

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from kairostep.diffusion.prediction import EPSILON, Prediction
 from kairostep.diffusion.process import Process
-from kairostep.diffusion.weighting import Weighting, constant
+from kairostep.diffusion.weighting import Weighting, constant, vlb
 from kairostep.timesteps.loss_aware import MAX_LOG_SNR
 from kairostep.timesteps.representation import represent
 
@@ -107,6 +107,10 @@ class Objective:
         `Adaptive(policy, objective.reweighting(ks.vlb(process)))` pays by the bound whatever is predicted and trained.
         """
         return partial(self._reweighted, weighting)
+
+    def bound_reweighting(self) -> Callable[[Tensor], Tensor]:
+        """Return the function of t that turns this loss into the variational bound, by which the paper rewards."""
+        return self.reweighting(vlb(self.process))
 
     def _reweighted(self, weighting: Weighting, t: Tensor) -> Tensor:
         return weighting(self.process.log_snr(t), self.prediction) / self.weight(t)

@@ -13,9 +13,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kairostep.arguments import arguments_of
 from kairostep.checks import finite, positive
 from kairostep.diffusion.prediction import Prediction
 from kairostep.diffusion.process import Process
+from kairostep.registry import samplers, weightings
 from kairostep.timesteps.histogram import bin_index
 from kairostep.timesteps.representation import represent_value
 from kairostep.timesteps.sampler import TimestepSampler
@@ -116,22 +118,43 @@ def as_weighting(sampler: TimestepSampler, process: Process, prediction: Predict
     return DensityWeighting(sampler, process, prediction)
 
 
+@weightings.register("density")
+def density(process: Process, of: str = "logit_normal") -> Weighting:
+    """Return the density of a fixed sampler as a weighting: `as_weighting` by name.
+
+    Args:
+        process: The process that is trained.
+        of: Name of the sampler, with its default options.
+    """
+    kind = samplers.find(of)
+    sampler: TimestepSampler = kind(**({"process": process} if "process" in arguments_of(kind) else {}))
+    if sampler.learns:
+        raise ValueError(
+            f"--weighting.of must name a fixed density, got {of}, which learns: pass for instance logit_normal"
+        )
+    return as_weighting(sampler, process)
+
+
+@weightings.register("constant")
 def constant() -> Weighting:
     """Return 1 on whatever is predicted: the simple loss of Ho et al. 2020 for epsilon."""
     return ConstantWeighting()
 
 
+@weightings.register("vlb")
 def vlb(process: Process) -> Weighting:
     """Return the weights of the variational bound, `process.vlb_weight` for epsilon."""
     process.vlb_weight(torch.zeros(1))  # raises here, not in training, where the bound is infinite
     return X0Weighting(partial(_log_vlb, process=process), f"vlb({process!r})")
 
 
+@weightings.register("min_snr")
 def min_snr(gamma: float = 5.0) -> Weighting:
     """Return min(SNR, gamma) on x0 (Hang et al. 2023)."""
     return X0Weighting(partial(torch.clamp, max=math.log(positive("gamma", gamma))), f"min_snr({gamma=})")
 
 
+@weightings.register("soft_min_snr")
 def soft_min_snr(gamma: float = 4.0) -> Weighting:
     """Return gamma SNR / (gamma + SNR) on x0 (k-diffusion), gamma = 1 / sigma_data**2."""
     return X0Weighting(
@@ -139,17 +162,20 @@ def soft_min_snr(gamma: float = 4.0) -> Weighting:
     )
 
 
+@weightings.register("p2")
 def p2(k: float = 1.0, gamma: float = 1.0) -> Weighting:
     """Return 1 / (k + SNR)**gamma on epsilon (Choi et al. 2022)."""
     log_weight = partial(_log_p2, log_k=math.log(positive("k", k)), gamma=finite("gamma", gamma))
     return X0Weighting(log_weight, f"p2({k=}, {gamma=})")
 
 
+@weightings.register("debias")
 def debias() -> Weighting:
     """Return 1 / sqrt(SNR) on epsilon (Yu et al. 2024); it grows without bound toward pure noise."""
     return X0Weighting(_half, "debias()")
 
 
+@weightings.register("edm")
 def edm(sigma_data: float = 0.5) -> Weighting:
     """Return (sigma**2 + sigma_data**2) / (sigma sigma_data)**2 on x0 (Karras et al. 2022): 1 on EDM's own target."""
     log_weight = partial(_log_sum, log_other=-2 * math.log(positive("sigma_data", sigma_data)))

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from kairostep.experiments.components import TABLES, options_of
 from kairostep.experiments.config import LATER, Config, load, to_dict, with_overrides
 from kairostep.experiments.presets import preset
 from kairostep.experiments.settings import AUTO
+from kairostep.registry import REGISTRIES
 
 UNNAMED = ("name", "folder", "path")  # places of data would make names of runs long
 MAX_NAME = 120  # characters of a run's name, before it is cut and given a digest
@@ -69,25 +69,23 @@ def run_name(name: str, plain: Config, config: Config) -> str:
         parts += [value["name"]] if not old else []
         changed = [option for option in value if option not in UNNAMED and old.get(option) != value[option]]
         parts += [f"{option}={value[option]}" for option in changed]
-    named = "-".join(parts).replace("/", "_").replace(" ", "")
+    named = "-".join(parts).replace("/", "_").replace(":", ".").replace(" ", "")
     return named if len(named) <= MAX_NAME else f"{named[:MAX_NAME]}-{hashlib.sha256(named.encode()).hexdigest()[:8]}"
 
 
 def settings_help(config: Config) -> str:
     """Return one line for each setting, the names that parts can have, and the options of those that are chosen."""
     lines, options = [], []
-    for kind, table in TABLES.items():
+    for kind, registry in REGISTRIES.items():
         chosen = getattr(config, kind)
-        if chosen.name in table:
-            given = chosen.options
-            shown = [
-                f"{name}={given.get(name, option.default)}" for name, option in options_of(table[chosen.name]).items()
-            ]
+        if chosen.name in registry:
+            given, valid = chosen.options, registry.options_of(chosen.name)
+            shown = [f"{name}={given.get(name, option.default)}" for name, option in valid.items()]
             options.append(f"  --{kind}={chosen.name}: {', '.join(shown) or 'none'}")
     for field in fields(config):
         value = getattr(config, field.name)
         lines.append(f"  --{field.name}={getattr(value, 'name', value)}".ljust(32) + f" {field.metadata['help']}")
-    named = [f"  --{kind}: {', '.join(table)}" for kind, table in TABLES.items()]
+    named = [f"  --{kind}: {', '.join(registry)}" for kind, registry in REGISTRIES.items()]
     return "\n".join(
         [
             "settings, as the preset or the defaults have them:",

@@ -3,16 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
-
-import draccus
-from draccus.utils import DecodingError, ParsingError
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from kairostep.bounded_files import Unreadable, parse_yaml, read_yaml
 from kairostep.experiments.settings import Component as Component
 from kairostep.experiments.settings import Config as Config
-from kairostep.names import unknown as unknown
+from kairostep.registry import unknown
 from kairostep.renamed_options import with_new_names
 
 COMPONENTS = tuple(f.name for f in fields(Config) if f.type is Component)
@@ -32,24 +29,15 @@ DESCRIPTIONS: Mapping[Any, str] = {
 }
 
 
-@draccus.decode.register(Component)  # type: ignore[untyped-decorator]
-def _decode(raw: Any, path: Sequence[str] = ()) -> Component:
-    if isinstance(raw, str):
-        return Component(raw)
-    if not isinstance(raw, Mapping) or not isinstance(raw.get("name"), str):
-        raise DecodingError(path, "neither a name nor a mapping with one")
-    return Component(raw["name"], {key: value for key, value in raw.items() if key != "name"})
-
-
-@draccus.encode.register(Component)  # type: ignore[untyped-decorator]
-def _encode(component: Component, *_: Any) -> dict[str, Any]:
-    return {"name": component.name, **component.options}
-
-
 def to_dict(config: Config) -> dict[str, Any]:
     """Return the config as plain data, in the order of its fields."""
-    encoded: dict[str, Any] = draccus.encode(config)
-    return encoded
+    return {name: _plain(getattr(config, name)) for name in NAMES}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Component):
+        return {"name": value.name, **value.options}
+    return list(value) if isinstance(value, tuple) else value
 
 
 def from_dict(raw: Mapping[str, Any]) -> Config:
@@ -58,27 +46,73 @@ def from_dict(raw: Mapping[str, Any]) -> Config:
         if key not in NAMES:
             raise ValueError(unknown("key", str(key), NAMES))
     hints = get_type_hints(Config)
-    return Config(**{key: decoded(key, hints[key], value) for key, value in raw.items()})
+    return Config(**{key: decode(key, hints[key], value) for key, value in raw.items()})
 
 
-def decoded(key: str, hint: Any, value: Any) -> Any:
+def decode(key: str, hint: Any, value: Any) -> Any:
     """Return a value of YAML as the type that its key has, a list also from `1,2`; ValueError for any other type."""
-    if get_origin(hint) is tuple and isinstance(value, str):
-        value = value.split(",") if value else []
-    kinds = get_args(hint) or (hint,)
     try:
-        if int in kinds and float not in kinds and isinstance(value, float) and value.is_integer():
-            value = int(value)  # 1e5
-        if hint is not Any and (value is None or isinstance(value, bool)) and type(value) not in kinds:
-            raise TypeError("nothing, or a bare flag")
-        return draccus.decode(hint, value)
-    except (ParsingError, TypeError) as error:
+        return _decode(hint, value)
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{key} must be {_described(hint)}, got {value!r}") from error
 
 
+def _decode(hint: Any, value: Any) -> Any:
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind in (Union, UnionType):
+        return _decode_union(parts, value)
+    if kind in (tuple, list, Sequence):
+        return _decode_list(kind, parts, value)
+    if kind is Literal and value in parts:
+        return value
+    if hint is Any or (isinstance(value, bool | NoneType) and type(value) is hint):
+        return value
+    if hint is Component:
+        return _decode_component(value)
+    if hint is bool and value in ("true", "false"):
+        return value == "true"
+    if hint is int and isinstance(value, int | str) and not isinstance(value, bool):
+        return int(value)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)  # 1e5
+    if hint in (float, str, Path) and not isinstance(value, bool | NoneType):
+        return hint(value)
+    raise TypeError(f"{value!r} is no {hint}")
+
+
+def _decode_union(hints: Sequence[Any], value: Any) -> Any:
+    """Return the value as the first of the types that it fits."""
+    for hint in hints:
+        try:
+            return _decode(hint, value)
+        except (TypeError, ValueError, OverflowError):
+            continue
+    raise TypeError(f"{value!r} is none of {hints}")
+
+
+def _decode_list(kind: Any, hints: Sequence[Any], value: Any) -> Any:
+    if isinstance(value, str):
+        value = value.split(",") if value else []
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"{value!r} is no list")
+    if kind is tuple and ... not in hints:
+        return tuple(_decode(hint, one) for hint, one in zip(hints, value, strict=True))
+    return (list if kind is list else tuple)(_decode(hints[0], one) for one in value)
+
+
+def _decode_component(value: Any) -> Component:
+    if isinstance(value, str):
+        return Component(value)
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        raise TypeError("neither a name nor a mapping with one")
+    return Component(value["name"], {key: option for key, option in value.items() if key != "name"})
+
+
 def _described(hint: Any) -> str:
-    if get_origin(hint) is tuple:
+    if get_origin(hint) in (tuple, list, Sequence):
         return f"a list, [{', '.join('...' if kind is ... else _described(kind) for kind in get_args(hint))}]"
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(repr, get_args(hint)))
     return DESCRIPTIONS.get(hint) or " or ".join(map(_described, get_args(hint))) or str(hint)
 
 

@@ -12,21 +12,9 @@ from kairostep.data import Dataset, LatentSet, NothingHeldOut, encode_latents
 from kairostep.diffusion import Objective, Prediction, StableTarget
 from kairostep.diffusion.process import Process
 from kairostep.diffusion.variance_reduction import check_pairs
-from kairostep.experiments.components import (
-    DATASETS,
-    NETWORKS,
-    PROCESSES,
-    SAMPLERS,
-    TABLES,
-    WEIGHTINGS,
-    checked_options,
-    make,
-    make_prediction,
-    natural_prediction,
-    options_of,
-    with_defaults,
-)
+from kairostep.experiments import parts
 from kairostep.experiments.settings import AUTO, Component, Config
+from kairostep.registry import REGISTRIES, datasets
 from kairostep.timesteps import TimestepSampler
 
 TRAINING_COPIES = 5  # of the weights where they are trained: they, their average, gradients and Adam's two moments
@@ -75,7 +63,7 @@ def build(config: Config, device: torch.device) -> Experiment:
     copies = TRAINING_COPIES if device.type == "cpu" else 1
     num_classes = dataset.num_classes if config.label_dropout is not None else 0
     model = make_network(config, dataset.shape, num_classes, copies=copies)
-    sampler = make_sampler(config, objective, model, dataset.shape)
+    sampler = parts.make_sampler(config.sampler, parts.sampler_context(config, objective, model, dataset.shape))
     if config.pairs:
         check_pairs(sampler)
     return Experiment(config, dataset, held_out, objective, model, sampler, num_classes)
@@ -83,52 +71,28 @@ def build(config: Config, device: torch.device) -> Experiment:
 
 def fill_defaults(config: Config) -> Config:
     """Return the config with the options that its parts leave out, as they are today; unknown names stay."""
-    known = {kind: getattr(config, kind) for kind, table in TABLES.items() if getattr(config, kind).name in table}
-    parts: dict[str, Any] = {kind: with_defaults(TABLES[kind], component) for kind, component in known.items()}
-    return replace(config, **parts)
+    known = {kind: getattr(config, kind) for kind, names in REGISTRIES.items() if getattr(config, kind).name in names}
+    filled: dict[str, Any] = {kind: parts.with_defaults(REGISTRIES[kind], part) for kind, part in known.items()}
+    return replace(config, **filled)
 
 
 def resolve(config: Config) -> Config:
     """Return the config with every option of its parts, as the type it has; ValueError for a name that is unknown."""
-    parts: dict[str, Any] = {}
-    for kind, table in TABLES.items():
+    filled: dict[str, Any] = {}
+    for kind, registry in REGISTRIES.items():
         given: Component = getattr(config, kind)
-        checked = checked_options(kind, table, given)
+        checked = parts.check_options(registry, given)
         lists = {name: list(value) for name, value in checked.items() if isinstance(value, tuple)}  # also from `1,2,2`
-        parts[kind] = with_defaults(table, Component(given.name, {**given.options, **lists}))
-    return replace(config, **parts)
+        filled[kind] = parts.with_defaults(registry, Component(given.name, {**given.options, **lists}))
+    return replace(config, **filled)
 
 
 def make_objective(config: Config) -> tuple[Config, Objective]:
     """Return the config with what is predicted filled in, and the loss that it describes."""
-    process: Process = make("process", PROCESSES, config.process)
-    name = config.prediction or natural_prediction(process)
-    weighting = make("weighting", WEIGHTINGS, config.weighting, process=process)
-    return replace(config, prediction=name), Objective(process, make_prediction(name, process), weighting)
-
-
-def make_sampler(config: Config, objective: Objective, model: nn.Module, shape: tuple[int, ...]) -> TimestepSampler:
-    """Return the fresh sampler of a config.
-
-    Args:
-        config: Names the sampler.
-        objective: Whose losses it will be shown.
-        model: That is trained.
-        shape: Of a sample of x0.
-    """
-    sampler: TimestepSampler = make(
-        "sampler",
-        SAMPLERS,
-        config.sampler,
-        process=objective.process,
-        objective=objective,
-        model=model,
-        parameters=model.parameters(),
-        shape=shape,
-        accumulate=config.accumulate,
-        seed=config.seed,
-    )
-    return sampler
+    process = parts.make_process(config.process)
+    name = config.prediction or parts.natural_prediction(process)
+    weighting = parts.make_weighting(config.weighting, process)
+    return replace(config, prediction=name), Objective(process, parts.make_prediction(name, process), weighting)
 
 
 def check(config: Config, process: Process, device: torch.device) -> None:
@@ -194,9 +158,9 @@ def load_data(config: Config, device: torch.device) -> tuple[Dataset, Dataset | 
 
 def _load_split(config: Config, split: str, device: torch.device) -> Dataset:
     data = config.data
-    if split == "test" and "flip" in options_of(DATASETS[data.name]):
+    if split == "test" and "flip" in datasets.options_of(data.name):
         data = replace(data, options={**data.options, "flip": False})  # mirrored twins are no further evidence
-    dataset: Dataset = make("data", DATASETS, data, split=split)
+    dataset = parts.load_dataset(data, split)
     if config.autoencoder is None:
         return dataset
     cache = Path(config.cache).expanduser()
@@ -215,16 +179,12 @@ def make_network(config: Config, shape: tuple[int, ...], num_classes: int, *, co
     channels, height, width = shape
     if height != width:
         raise ValueError(f"samples must be square, got {height} x {width}: crop them first")
-    given: dict[str, Any] = {
-        "sample_size": height,
-        "in_channels": channels,
-        "num_classes": num_classes or None,
-    }
+    sizes = (height, channels, num_classes or None)
     generator_state = torch.get_rng_state()
     with torch.device("meta"):  # sizes alone
-        check_memory(config.network.name, make("network", NETWORKS, config.network, **given), copies)
+        check_memory(config.network.name, parts.make_network(config.network, *sizes), copies)
     torch.manual_seed(config.seed)
-    model: nn.Module = make("network", NETWORKS, config.network, **given)
+    model = parts.make_network(config.network, *sizes)
     torch.set_rng_state(generator_state)
     return model
 

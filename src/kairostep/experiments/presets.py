@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kairostep.experiments.settings import AUTO, Component, Config
-from kairostep.names import unknown
+from kairostep.registry import unknown
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from kairostep.arguments import arguments_of, bundle
+from kairostep.by_name import from_name
 from kairostep.checks import finite, positive
 from kairostep.diffusion import X0, Objective, edm
 from kairostep.integrations.foreign_loop import check_needs, give_loss_weight, learn_without_step, require_sampler
 from kairostep.integrations.noise_levels import LogNormal, ReadProcess, follow, level_at
 from kairostep.integrations.optimizer_hooks import StepObserver
-from kairostep.names import SAMPLERS, arguments_of, from_name
+from kairostep.registry import samplers
 from kairostep.timesteps import BetaPolicy, TimestepSampler
-from kairostep.timesteps.probe_plan import bundle_probing
 
 MAX_TOLD = 64  # batches, should nobody ask
 OF_NETWORK = ("policy", "parameters")  # arguments of samplers that are made for a network
@@ -168,7 +169,7 @@ class SigmaLoss(nn.Module):
                 raise ValueError(f"sampler_kwargs belong to the name of a sampler, got {options} and {sampler!r}")
             return require_sampler(sampler)
         given = dict(options or {})
-        taken = arguments_of(SAMPLERS[sampler]) if sampler in SAMPLERS else {}
+        taken = arguments_of(samplers.find(sampler)) if sampler in samplers else {}
         if any(name in taken and name not in given for name in OF_NETWORK):
             return None
         if "process" in taken:
@@ -176,7 +177,7 @@ class SigmaLoss(nn.Module):
         if sampler == "infonoise":
             given.setdefault("loss_weight", self.objective.x0_weight)
         made = from_name(sampler, **given)
-        return require_sampler(made)  # type: ignore[arg-type]  # a weighting has a name too, and is refused
+        return require_sampler(made)  # a weighting has a name too, and is refused
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_observer": None}  # a copy or a pickle observes no optimizer
@@ -259,9 +260,8 @@ def sampler_for_network(name: str, options: dict[str, Any], net: nn.Module | Non
             f"{name} is made for a network with img_channels and img_resolution, got {type(net).__name__}: "
             "call loss_fn.attach(optimizer, net), or pass a sampler in place of its name"
         )
-    taken, given = arguments_of(SAMPLERS[name]), dict(options)
-    if "probing" in taken:
-        given = bundle_probing(given)
+    taken = arguments_of(samplers.find(name))
+    given = bundle(samplers.find(name), options)
     if "policy" in taken:
         of_policy = {key: given.pop(key) for key in ("hidden", "depth") if key in given}
         given["policy"] = BetaPolicy.for_input((channels, size, size), **of_policy, seed=given.get("seed", 0))
@@ -270,4 +270,4 @@ def sampler_for_network(name: str, options: dict[str, Any], net: nn.Module | Non
     if "model" in taken:
         given["model"] = net
     made = from_name(name, **given)
-    return require_sampler(made)  # type: ignore[arg-type]  # the name of a sampler, as the caller knows
+    return require_sampler(made)

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kairostep.arguments import arguments_of
+from kairostep.by_name import from_name
 from kairostep.diffusion import DiscreteProcess
 from kairostep.integrations.foreign_loop import check_needs, learn_without_step, require_sampler
 from kairostep.integrations.noise_levels import follow
-from kairostep.names import SAMPLERS, arguments_of, from_name
 from kairostep.ranks import rank, world_size
+from kairostep.registry import samplers
 from kairostep.timesteps import Timesteps, TimestepSampler
 
 if TYPE_CHECKING:
@@ -106,11 +108,11 @@ def create_named_schedule_sampler(
     """
     if isinstance(name, str):
         name = name.replace("-", "_")
-        taken = arguments_of(SAMPLERS[name]) if name in SAMPLERS else {}
+        taken = arguments_of(samplers.find(name)) if name in samplers else {}
         given = {"process": process_of(diffusion)} if "process" in taken else {}
         if name == "loss_second_moment":
             given["num_bins"] = diffusion.num_timesteps
-        sampler = require_sampler(from_name(name, **{**given, **options}))  # type: ignore[arg-type]  # checked here
+        sampler = require_sampler(from_name(name, **{**given, **options}))
     elif options:
         raise ValueError(f"options belong to the name of a sampler, got {options} and {name!r}: leave them out")
     else:

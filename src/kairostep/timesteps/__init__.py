@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from kairostep.timesteps.adaptive import Adaptive as Adaptive
+from kairostep.timesteps.context import SamplerContext as SamplerContext
 from kairostep.timesteps.curriculum import Curriculum as Curriculum
 from kairostep.timesteps.fixed import FixedBeta as FixedBeta
 from kairostep.timesteps.fixed import Laplace as Laplace
@@ -15,12 +16,12 @@ from kairostep.timesteps.gradient_variance import GradientVariance as GradientVa
 from kairostep.timesteps.least_noise import LeastNoise as LeastNoise
 from kairostep.timesteps.loss_aware import InfoNoise as InfoNoise
 from kairostep.timesteps.loss_aware import LossSecondMoment as LossSecondMoment
-from kairostep.timesteps.loss_aware import RootLoss as RootLoss
 from kairostep.timesteps.noise import least_noise_density as least_noise_density
 from kairostep.timesteps.noise import noise_ratio as noise_ratio
 from kairostep.timesteps.policy import BetaPolicy as BetaPolicy
 from kairostep.timesteps.policy import ConstantBeta as ConstantBeta
 from kairostep.timesteps.probe_plan import Probing as Probing
+from kairostep.timesteps.root_loss import RootLoss as RootLoss
 from kairostep.timesteps.sampler import LossAt as LossAt
 from kairostep.timesteps.sampler import Timesteps as Timesteps
 from kairostep.timesteps.sampler import TimestepSampler as TimestepSampler

@@ -5,15 +5,17 @@ docs/method.md walks through the equations, each with the line that implements i
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Never
+from typing import Any, Never, Self
 
 import torch
 from torch import Tensor, nn
 
-from kairostep.checks import below_one, count, nonnegative
+from kairostep.checks import below_one, choice, count, nonnegative
 from kairostep.ranks import gather_over_ranks, sum_over_ranks, world_size
+from kairostep.registry import samplers
+from kairostep.timesteps.context import SamplerContext
 from kairostep.timesteps.draws import Draws
-from kairostep.timesteps.policy import Beta, ConstantBeta, check_policy
+from kairostep.timesteps.policy import Beta, ConstantBeta, check_policy, hidden_units, make_policy
 from kairostep.timesteps.probe_plan import Probe, Probing, check_probing, plan_probe
 from kairostep.timesteps.probes import (
     Borrowed,
@@ -28,18 +30,21 @@ from kairostep.timesteps.published import Published
 from kairostep.timesteps.reading import Reading
 from kairostep.timesteps.reinforce import (
     PolicyOptimizer,
+    check_reward_weight,
     compare_with_baseline,
     gradient_over_ranks,
     standardise_rewards,
     summarise_rewards,
 )
-from kairostep.timesteps.sampler import LARGEST, LossAt, StepCount, Timesteps, TimestepSampler, learns_from_step
+from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, TimestepSampler, learns_from_step
 from kairostep.timesteps.selection import DropQueue
+from kairostep.timesteps.step_count import StepCount
 
 NUM_REMEMBERED = 256  # rows of the latest probed batch that `density()` averages over
 DEFAULT_PROBING = Probing()
 
 
+@samplers.register("adaptive")
 class Adaptive(TimestepSampler):
     """Learns where a training step lowers the objective most (Kim et al. 2025).
 
@@ -111,15 +116,48 @@ class Adaptive(TimestepSampler):
         self.as_published, self.unbiased, self.time_probes = as_published, unbiased, False
         self.standardised = probing.standardised and self.reading.standardised
         self.steps, self.probe_seconds = StepCount(seed), 0.0
-        self.draws = Draws(seed, stratified=self.stratifies(stratified))
+        self.draws = Draws(seed, stratified=self.reading.stratifies(stratified, probing.credit))
         sweep = self.reading.sweep(probing.sweep, num_steps)
         sizes = (num_steps, sweep, probing.queue_size, probing.num_selected)
         self.queue = DropQueue(*sizes, rule=probing.rule, min_rows=self.reading.min_rows)
-        self.check_reward_weight()
+        check_reward_weight(self.reward_weight, self.queue.step_t)
         self.reading.prepare(policy, self.queue)
         learning_rate = nonnegative("learning_rate", learning_rate)
         self.optimizer = PolicyOptimizer(policy, learning_rate, per_input=self.reading.rates_per_input)
         self.register_records()
+
+    @classmethod
+    def from_experiment(
+        cls,
+        experiment: SamplerContext,
+        *,
+        policy: str = "network",  # or "pair", which ignores x0
+        reward: str = "vlb",  # or "loss", the objective that is trained
+        hidden: int | None = None,  # 128, as published 256
+        depth: int = 2,
+        bounded: bool = True,  # a and b within 1/50..50; else the released softplus, as with as_published
+        num_steps: int | None = None,  # as many as the process has, or 1000
+        as_published: bool = False,
+        **options: Any,
+    ) -> Self:
+        """Return the paper's sampler; its policy sees x0 unless it is a pair, and is paid by the bound or the loss."""
+        choice("sampler.reward", reward, ("vlb", "loss"))
+        hidden = hidden_units(as_published) if hidden is None else hidden
+        return cls(
+            make_policy(policy, experiment.shape, hidden, depth, bounded=bounded, seed=experiment.seed),
+            experiment.objective.bound_reweighting() if reward == "vlb" else None,
+            num_steps=getattr(experiment.process, "num_steps", 1000) if num_steps is None else num_steps,
+            model=experiment.model,
+            as_published=as_published,
+            seed=experiment.seed,
+            **options,
+        )
+
+    @classmethod
+    def complete_options(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """Fill in the width of the policy, which `as_published` decides."""
+        hidden = options.get("hidden") or hidden_units(str(options["as_published"]).lower() == "true")
+        return {**options, "hidden": hidden}
 
     def register_records(self) -> None:
         """Make room for what is remembered from one probe to the next."""
@@ -128,27 +166,6 @@ class Adaptive(TimestepSampler):
         self.register_buffer("baseline", torch.zeros(2, dtype=torch.float32))
         self.register_buffer("num_skipped", torch.tensor(0))
         self.register_buffer("num_probes", torch.tensor(0))
-
-    def stratifies(self, stratified: bool | None) -> bool:
-        """Return whether draws are stratified, which `stratified` says unless it is None."""
-        if stratified is None:
-            return self.reading.stratified and self.probing.credit != "batch"
-        if stratified and self.probing.credit == "batch":
-            raise ValueError('credit="batch" needs independent draws, got stratified=True: leave `stratified` out')
-        return stratified
-
-    def check_reward_weight(self) -> None:
-        """Raise unless the reward's weight is a finite function of t."""
-        try:
-            weight = self.reward_weight(self.queue.step_t)
-            finite = weight.shape == self.queue.step_t.shape and bool(weight.isfinite().all())
-        except (TypeError, AttributeError) as error:
-            raise ValueError(
-                f"reward_weight must take t (N,) and return (N,), got {self.reward_weight!r}: pass process.vlb_weight "
-                "for an unweighted epsilon loss, objective.reweighting(ks.vlb(process)) for any other"
-            ) from error
-        if not finite:
-            raise ValueError(f"reward_weight must be finite for every t, got {weight}: bound it or leave it out")
 
     def set_model(self, model: nn.Module | None) -> None:
         """Name the model to hold in eval mode while probing, as `model=` does: after a copy, which has none."""
@@ -160,7 +177,6 @@ class Adaptive(TimestepSampler):
         return Beta(*(value.to(torch.promote_types(value.dtype, torch.float32)) for value in (beta.a, beta.b)))
 
     # Algorithm 1: drawing
-
     def sample(self, x0: Tensor) -> Timesteps:
         """Return one time and one weight for each row of x0 (B, ...)."""
         self._count_draw()
@@ -183,7 +199,6 @@ class Adaptive(TimestepSampler):
         return torch.logaddexp(log_prob + math.log1p(-self.floor), torch.full_like(log_prob, math.log(self.floor)))
 
     # Algorithm 2: what a step was worth
-
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
         """Measure the loss before and after the optimizer's step if it is time, and learn from the difference."""
@@ -265,30 +280,20 @@ class Adaptive(TimestepSampler):
         self.latest.copy_(latest.flatten(0, 1)[:NUM_REMEMBERED])
 
     # What can be asked
-
     def density(self, num_bins: int = 100) -> Tensor:
         """Return where the draws go now, over the rows of the latest probed batch: (num_bins,), summing to 1."""
         edges = torch.arange(1, num_bins, dtype=torch.float32, device=self.latest.device) / num_bins
-        learned = (
-            Beta(*self.latest.unbind(1)).cdf(self.reading.to_u(edges, self.num_steps).clamp(0, 1)).mean(0)
-        )  # (num_bins - 1,)
+        u = self.reading.to_u(edges, self.num_steps).clamp(0, 1)
+        learned = Beta(*self.latest.unbind(1)).cdf(u).mean(0)  # (num_bins - 1,)
         cdf = (1 - self.floor) * learned + self.floor * edges
         return nn.functional.pad(nn.functional.pad(cdf, (1, 0)), (0, 1), value=1.0).diff().clamp(min=0)
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the policy's a, b and entropy, the selected times, the latest rewards, and what probing cost."""
         beta = Beta(*self.latest.unbind(1))
-        values = {
-            "a_mean": beta.a.mean(),
-            "a_std": beta.a.std(),
-            "b_mean": beta.b.mean(),
-            "b_std": beta.b.std(),
-            "entropy": beta.entropy().mean(),
-            "reward_mean": self.reward[0],
-            "reward_std": self.reward[1],
-            "skipped_rewards": self.num_skipped,
-            "probe_evaluations": self.num_probes,
-        }
+        values = {"a_mean": beta.a.mean(), "a_std": beta.a.std(), "b_mean": beta.b.mean(), "b_std": beta.b.std()}
+        values |= {"entropy": beta.entropy().mean(), "reward_mean": self.reward[0], "reward_std": self.reward[1]}
+        values |= {"skipped_rewards": self.num_skipped, "probe_evaluations": self.num_probes}
         selected_t = self.queue.sweep_t[self.queue.selected]
         values |= {f"selected_t_{i}": t for i, t in enumerate(selected_t.unbind())}
         seconds = torch.tensor(self.probe_seconds, dtype=torch.float32)

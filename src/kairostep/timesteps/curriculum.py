@@ -2,16 +2,20 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from kairostep.checks import count
+from kairostep.checks import choice, count
+from kairostep.registry import samplers
 from kairostep.timesteps.adaptive import Adaptive
+from kairostep.timesteps.context import SamplerContext
 from kairostep.timesteps.draws import Draws
 from kairostep.timesteps.sampler import LossAt, Timesteps, TimestepSampler, learns_from_step
 
 
+@samplers.register("curriculum")
 class Curriculum(TimestepSampler):
     """Draws by one sampler first and by another later.
 
@@ -51,6 +55,17 @@ class Curriculum(TimestepSampler):
         self.draws = Draws(seed, stratified=True)
         self.draws.key.bitwise_not_()  # numbers of its own: which rows `then` draws must not depend on their times
         self.register_buffer("num_drawn", torch.tensor(0))
+
+    @classmethod
+    def from_experiment(  # type: ignore[override]  # these options and no others
+        cls, experiment: SamplerContext, *, start: int, end: int, first: str = "logit_normal", then: str = "uniform"
+    ) -> Self:
+        """Return a curriculum, over optimizer steps, of two samplers by name, with their default options."""
+        made = [make_standalone(f"sampler.{key}", name, experiment) for key, name in (("first", first), ("then", then))]
+        count("sampler.start", start, at_least=0)
+        count("sampler.end", end, at_least=start)
+        num = experiment.accumulate  # draws per step
+        return cls(*made, start=start * num, end=end * num, seed=experiment.seed)
 
     @property
     def inner(self) -> tuple[TimestepSampler, ...]:
@@ -93,3 +108,17 @@ class Curriculum(TimestepSampler):
         probes = [own["probe_evaluations"] for own in (first, then) if "probe_evaluations" in own]
         spent = {"probe_evaluations": torch.stack(probes).sum()} if probes else {}
         return {**first, **then, **spent, "share_of_then": self.share()}
+
+
+def make_standalone(key: str, name: str, experiment: SamplerContext) -> TimestepSampler:
+    """Return the sampler of a name with its default options, if it needs none and asks for no other losses."""
+    if name not in samplers or not is_standalone(name):
+        choice(key, name, filter(is_standalone, samplers.registered))
+    sampler: TimestepSampler = samplers.find(name).from_experiment(experiment)
+    return sampler
+
+
+def is_standalone(name: str) -> bool:
+    """Whether a sampler can be made of its name alone and does without the network."""
+    required = [option for option in samplers.options_of(name).values() if option.required]
+    return not required and not samplers.find(name).uses_loss_at

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from kairostep.timesteps.draws import Draws
 from kairostep.timesteps.histogram import ABOVE_ZERO, BELOW_ONE, rebin
-from kairostep.timesteps.sampler import StepCount, Timesteps, TimestepSampler
+from kairostep.timesteps.sampler import Timesteps, TimestepSampler
+from kairostep.timesteps.step_count import StepCount
 
 LEAST_DENSITY = 2**-24  # over uniform's: a bin with less gets no draws, as float32 can hardly tell its two ends apart
 

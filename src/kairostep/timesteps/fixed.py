@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kairostep.checks import finite, positive
+from kairostep.registry import samplers
 from kairostep.timesteps.draws import Draws
 from kairostep.timesteps.histogram import rebin, with_floor
 from kairostep.timesteps.sampler import Timesteps, TimestepSampler, draw
@@ -38,6 +39,7 @@ class DrawOptions(TypedDict, total=False):
     seed: int
 
 
+@samplers.register("tabulated")
 class Tabulated(TimestepSampler):
     """Draws from any histogram over [0, 1].
 
@@ -50,9 +52,16 @@ class Tabulated(TimestepSampler):
 
     mass: Tensor
 
-    def __init__(self, mass: Tensor, *, unbiased: bool = False, stratified: bool = True, seed: int = 0) -> None:
+    def __init__(
+        self,
+        mass: Tensor | tuple[float, ...],
+        *,
+        unbiased: bool = False,
+        stratified: bool = True,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
-        mass = torch.as_tensor(mass, dtype=torch.float64)
+        mass = torch.as_tensor(mass).double()
         wrong = mass[~((mass >= 0) & (mass < math.inf))]
         if mass.ndim != 1 or len(wrong) or not float(mass.sum()) > 0:
             got = f"{float(wrong[0])}" if len(wrong) else f"shape {tuple(mass.shape)} with sum {float(mass.sum())}"
@@ -74,6 +83,7 @@ class Tabulated(TimestepSampler):
         return rebin(self.mass, num_bins)
 
 
+@samplers.register("uniform")
 class Uniform(Tabulated):
     """Draws every time alike: the baseline."""
 
@@ -86,6 +96,7 @@ class Uniform(Tabulated):
         return Timesteps(t, torch.ones_like(t))
 
 
+@samplers.register("logit_normal")
 class LogitNormal(Tabulated):
     """Draws the sigmoid of a normal, as Stable Diffusion 3 does.
 
@@ -100,6 +111,7 @@ class LogitNormal(Tabulated):
         self.mean, self.std = mean, std
 
 
+@samplers.register("mode")
 class Mode(Tabulated):
     """Draws more or less often in the middle of [0, 1].
 
@@ -122,6 +134,7 @@ class Mode(Tabulated):
         self.scale = scale
 
 
+@samplers.register("beta")
 class FixedBeta(Tabulated):
     """Draws from Beta(a, b)."""
 
@@ -131,6 +144,7 @@ class FixedBeta(Tabulated):
         self.a, self.b = a, b
 
 
+@samplers.register("log_normal_sigma")
 class LogNormalSigma(Tabulated):
     """Draws log sigma from a normal, as EDM does, on any process.
 
@@ -146,6 +160,7 @@ class LogNormalSigma(Tabulated):
         self.process, self.mean, self.std = process, mean, std
 
 
+@samplers.register("laplace")
 class Laplace(Tabulated):
     """Draws log-SNR from a Laplace density, on any process.
 

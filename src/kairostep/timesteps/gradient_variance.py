@@ -1,13 +1,15 @@
 """A sampler that measures gradients: one of the paper's comparisons."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from kairostep.checks import below_one, count, share
 from kairostep.ranks import sum_over_ranks
+from kairostep.registry import samplers
+from kairostep.timesteps.context import SamplerContext
 from kairostep.timesteps.draw_table import TableSampler, add_table
 from kairostep.timesteps.fixed import UNBIASED_FLOOR
 from kairostep.timesteps.histogram import with_floor
@@ -15,6 +17,7 @@ from kairostep.timesteps.probes import Borrowed, check_losses, isolated_randomne
 from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, learns_from_step
 
 
+@samplers.register("gradient_variance")
 class GradientVariance(TableSampler):
     """Draws by the variance of the gradient (Kim et al. 2025, Table 4).
 
@@ -71,6 +74,11 @@ class GradientVariance(TableSampler):
         self.register_buffer("num_measured", torch.zeros(num_bins, dtype=torch.int64))
         self.register_buffer("num_skipped", torch.tensor(0))
         self.register_buffer("num_probes", torch.tensor(0))
+
+    @classmethod
+    def from_experiment(cls, experiment: SamplerContext, **options: Any) -> Self:
+        """Return the sampler that measures gradients of the model that is trained."""
+        return cls(experiment.model.parameters(), seed=experiment.seed, **options)
 
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:

@@ -2,19 +2,22 @@
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from kairostep.checks import count, function, positive_share, share
 from kairostep.ranks import sum_over_ranks, world_size
+from kairostep.registry import samplers
 from kairostep.timesteps.bin_means import BinMeans
+from kairostep.timesteps.context import SamplerContext
 from kairostep.timesteps.draw_table import TableSampler
 from kairostep.timesteps.gradient_size import squared_size, trained_parameters
 from kairostep.timesteps.histogram import with_floor
-from kairostep.timesteps.loss_aware import FORGETTING, gated, loss_moments
 from kairostep.timesteps.noise import noise_ratio
 from kairostep.timesteps.probes import Borrowed, check_losses, isolated_randomness, probe_seed
+from kairostep.timesteps.root_loss import FORGETTING, gated, loss_moments
 from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, learns_from_step
 
 EARLY_EVERY = 10  # steps between probes up to step `EARLY`; from there on they grow with the step number
@@ -25,6 +28,7 @@ MAX_VALUES = 8.0  # probes of a bin that count in that average: later ones repla
 MAX_CORRECTION = 4.0  # of the density, either way
 
 
+@samplers.register("least_noise")
 class LeastNoise(TableSampler):
     """Draws by the size of single gradients: the least gradient noise.
 
@@ -86,6 +90,11 @@ class LeastNoise(TableSampler):
         self.sizes, self.probe_losses = BinMeans(num_bins, 0.9), BinMeans(num_bins, 0.9)
         self.num_shown = 0  # rows of the last step, over all ranks
         self.register_buffer("num_probes", torch.tensor(0))
+
+    @classmethod
+    def from_experiment(cls, experiment: SamplerContext, **options: Any) -> Self:
+        """Return the sampler for the loss that is trained; the trainer names its optimizer."""
+        return cls(loss_weight=experiment.loss_weight(), seed=experiment.seed, **options)
 
     def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Name the optimizer whose parameters and metric count; a copy of a sampler leaves its own behind."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kairostep.checks import count
+from kairostep.checks import choice, count
 from kairostep.timesteps.histogram import BELOW_ONE
 from kairostep.timesteps.probes import isolated_randomness
 
@@ -260,3 +260,18 @@ def check_policy(policy: nn.Module) -> None:
     """Raise unless it is a Module."""
     if not isinstance(policy, nn.Module):
         raise ValueError(f"policy must be a Module, got {policy!r}: pass BetaPolicy.for_input(x0.shape[1:])")
+
+
+def make_policy(
+    name: str, shape: tuple[int, ...], hidden: int, depth: int, *, bounded: bool, seed: int
+) -> BetaPolicy | ConstantBeta:
+    """Return the policy of a name: "network", which sees x0 of this shape, or "pair"."""
+    choice("sampler.policy", name, ("network", "pair"))
+    if name == "pair":
+        return ConstantBeta(bounded=bounded)
+    return BetaPolicy.for_input(shape, hidden, depth, bounded=bounded, seed=seed)
+
+
+def hidden_units(as_published: bool) -> int:
+    """Return the width of a policy that is made for the user: of the paper's Table 7, or of the released code."""
+    return 256 if as_published else 128

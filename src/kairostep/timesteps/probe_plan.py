@@ -66,13 +66,6 @@ class Probing:
 PROBING_OPTIONS = tuple(field.name for field in fields(Probing))
 
 
-def bundle_probing(options: dict[str, Any]) -> dict[str, Any]:
-    """Return flat options with those of `Probing` made into one, as flags and configuration files write them flat."""
-    probing = {name: value for name, value in options.items() if name in PROBING_OPTIONS}
-    rest = {name: value for name, value in options.items() if name not in PROBING_OPTIONS}
-    return {**rest, "probing": Probing(**probing)} if probing else rest
-
-
 def check_probing(probing: Probing, moved: dict[str, Any]) -> None:
     """Raise unless `probing` is a `Probing`, and for keywords that `Adaptive` does not take or takes no longer."""
     if not isinstance(probing, Probing):

@@ -24,6 +24,14 @@ class Reading:
         """Return the share of uniform draws."""
         return max(DEFAULT_FLOOR if floor is None else floor, UNBIASED_FLOOR if unbiased else 0.0)
 
+    def stratifies(self, stratified: bool | None, credit: str) -> bool:
+        """Return whether draws are stratified, which `stratified` says unless it is None."""
+        if stratified is None:
+            return self.stratified and credit != "batch"
+        if stratified and credit == "batch":
+            raise ValueError('credit="batch" needs independent draws, got stratified=True: leave `stratified` out')
+        return stratified
+
     def sweep(self, sweep: int | None, num_steps: int) -> int:
         """Return the timesteps in a sweep."""
         return min(num_steps, DEFAULT_SWEEP) if sweep is None else sweep

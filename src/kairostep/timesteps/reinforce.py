@@ -1,5 +1,6 @@
 """REINFORCE: what each draw is paid for the drop in loss, and how the policy moves by it (Kim et al., Eq. 13)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,20 @@ from torch import Tensor, nn
 from kairostep.ranks import sum_over_ranks
 
 BASELINE_DECAY = 0.9  # of the running mean that credit="batch" compares with
+
+
+def check_reward_weight(reward_weight: Callable[[Tensor], Tensor], t: Tensor) -> None:
+    """Raise unless the weight of rewards is a finite function of t (N,)."""
+    try:
+        weight = reward_weight(t)
+        finite = weight.shape == t.shape and bool(weight.isfinite().all())
+    except (TypeError, AttributeError) as error:
+        raise ValueError(
+            f"reward_weight must take t (N,) and return (N,), got {reward_weight!r}: pass process.vlb_weight "
+            "for an unweighted epsilon loss, objective.reweighting(ks.vlb(process)) for any other"
+        ) from error
+    if not finite:
+        raise ValueError(f"reward_weight must be finite for every t, got {weight}: bound it or leave it out")
 
 
 @dataclass(frozen=True, slots=True)

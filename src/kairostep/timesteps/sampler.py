@@ -10,7 +10,10 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from kairostep.arguments import arguments_of
 from kairostep.checks import count
+from kairostep.registry import samplers
+from kairostep.timesteps.context import SamplerContext
 from kairostep.timesteps.histogram import bin_index, quantile
 from kairostep.timesteps.representation import represent
 
@@ -78,6 +81,28 @@ class TimestepSampler(nn.Module):
     num_unshown: int = 0  # draws since it was last shown a loss
     _micro_batches: tuple[tuple[Tensor, Timesteps, Tensor], ...] = ()  # shown for the step to come
     _observation_waits: bool = False
+
+    @classmethod
+    def from_experiment(cls, experiment: SamplerContext, **options: Any) -> Self:
+        """Return the sampler for an experiment, as `kairostep train --sampler=` makes it.
+
+        By default the constructor gets the options, the seed, and the process if it takes one. A sampler that needs
+        more overrides this; what it annotates here are its options, with the constructor's where it takes `**options`.
+        """
+        taken = arguments_of(cls)
+        arguments = {name: getattr(experiment, name) for name in samplers.given if name in taken} | options
+        for name, argument in taken.items():
+            if argument.required and name not in arguments:
+                raise ValueError(
+                    f"{cls.__name__} needs {name}, which neither an experiment nor a setting gives: write a "
+                    "classmethod from_experiment(cls, experiment, **options) that makes it"
+                )
+        return cls(**arguments)
+
+    @classmethod
+    def complete_options(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the options with those that follow from others, as a run's config.yaml keeps them."""
+        return options
 
     @property
     def inner(self) -> tuple["TimestepSampler", ...]:
@@ -169,6 +194,9 @@ class TimestepSampler(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+samplers.base = TimestepSampler
+
+
 def keep_dtype(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Return what `Module._apply` is given without its casts: it moves tensors to their device alone."""
 
@@ -188,30 +216,6 @@ def check_kind(sampler: TimestepSampler, saved: Tensor | None) -> None:
             f"a sampler must load the state of its own kind, got that of {name} for {own}: "
             f"make a {name} with the arguments it was saved with"
         )
-
-
-class StepCount(nn.Module):
-    """Steps counted on the host, and the seed of what is drawn in them, both saved with the sampler.
-
-    On the host, whether something is due costs no sync.
-    """
-
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__()
-        self.num_steps, self.seed = 0, seed
-
-    def advance(self) -> int:
-        """Count one step and return how many there have been."""
-        self.num_steps += 1
-        return self.num_steps
-
-    def get_extra_state(self) -> Tensor:
-        """Return the number of steps and the seed."""
-        return torch.tensor([self.num_steps, self.seed])
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Take up the number of steps and the seed."""
-        self.num_steps, self.seed = state.tolist()
 
 
 def check_shown(x0: Tensor, drawn: Timesteps, losses: Tensor) -> None:

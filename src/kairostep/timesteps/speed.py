@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from kairostep.checks import choice, positive, share
+from kairostep.registry import samplers
 from kairostep.timesteps.draws import Draws, check_batch
 from kairostep.timesteps.fixed import LogSNR
 from kairostep.timesteps.histogram import BELOW_ONE, bin_index, quantile, rebin
@@ -61,6 +62,7 @@ def is_before(tau: float, sigma: Tensor) -> Tensor:
     return torch.arange(len(sigma)) < round(tau * len(sigma))
 
 
+@samplers.register("speed")
 class Speed(TimestepSampler):
     """Draws noisy times less often, with SpeeD's own loss weight.
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from diffusers.models.unets.unet_2d import UNet2DModel
 from diffusers.pipelines.ddpm.pipeline_ddpm import DDPMPipeline
+from safetensors.torch import save_model
 from torch import nn
 
 from kairostep.data import LatentSet
@@ -26,7 +27,7 @@ def export(experiment: Experiment, model: nn.Module, directory: Path) -> str:
         code = loading(DDPMPipeline, directory)
     else:
         for name, part in parts.items():
-            part.save_pretrained(temporary / name)
+            save_part(part, temporary / name)
         code = "; ".join(loading(type(part), directory / name) for name, part in parts.items())
     for path in temporary.rglob("*.safetensors"):
         path.chmod(usual_mode())
@@ -35,9 +36,22 @@ def export(experiment: Experiment, model: nn.Module, directory: Path) -> str:
     return code
 
 
+def save_part(part: Any, folder: Path) -> None:
+    """Write a part as diffusers does, or the weights of a network that is none of its models."""
+    if hasattr(part, "save_pretrained"):
+        part.save_pretrained(folder)
+    else:
+        folder.mkdir(parents=True)
+        save_model(part, str(folder / "model.safetensors"))
+
+
 def loading(kind: type, folder: Path) -> str:
     """Return the code that loads an object of this class from a folder."""
-    package = "diffusers" if kind.__module__.startswith("diffusers.") else "kairostep.networks"
+    if not hasattr(kind, "from_pretrained"):
+        return f'from kairostep.training import load_trained; load_trained("{folder.parent.parent}").model'
+    package = {"diffusers": "diffusers", "kairostep": "kairostep.networks"}.get(
+        kind.__module__.partition(".")[0], kind.__module__
+    )
     return f'from {package} import {kind.__name__}; {kind.__name__}.from_pretrained("{folder}")'
 
 
