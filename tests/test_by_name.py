@@ -26,7 +26,11 @@ SAMPLER_ARGUMENTS: dict[str, dict[str, Any]] = {
     "adaptive": {"policy": ks.ConstantBeta(), "floor": 0.2},
     "curriculum": {"first": ks.LogitNormal(), "then": ks.Uniform(), "start": 1, "end": 3},
 }
-WEIGHTING_ARGUMENTS: dict[str, dict[str, Any]] = {"vlb": {"process": PROCESS}, "min_snr": {"gamma": 3.0}}
+WEIGHTING_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "density": {"process": PROCESS},
+    "min_snr": {"gamma": 3.0},
+    "vlb": {"process": PROCESS},
+}
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -43,7 +47,7 @@ def test_every_sampler_is_made_by_its_name(name: str) -> None:
 @pytest.mark.parametrize("name", WEIGHTINGS)
 def test_every_weighting_is_made_by_its_name(name: str) -> None:
     arguments = WEIGHTING_ARGUMENTS.get(name, {})
-    made, expected = ks.from_name(name, **arguments), getattr(ks, name)(**arguments)
+    made, expected = ks.from_name(name, **arguments), weightings.find(name)(**arguments)
     log_snr = PROCESS.log_snr(torch.linspace(0.05, 0.95, 7))
     assert not isinstance(made, ks.TimestepSampler)
     assert_close(made(log_snr, ks.V), expected(log_snr, ks.V), rtol=0, atol=0)

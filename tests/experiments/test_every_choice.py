@@ -13,6 +13,7 @@ import kairostep as ks
 from kairostep.arguments import arguments_of, writable
 from kairostep.experiments import PREDICTIONS, Component, Experiment, build, preset
 from kairostep.experiments.config import with_overrides
+from kairostep.experiments.experiment import make_objective
 from kairostep.experiments.parts import check_options, make
 from kairostep.registry import Registry, networks, processes, samplers, weightings
 
@@ -148,7 +149,8 @@ def test_every_sampler_of_the_library_has_a_name() -> None:
 
 def test_every_weighting_of_the_library_has_a_name() -> None:
     makers = {name for name, value in vars(ks).items() if getattr(value, "__module__", "").endswith(".weighting")}
-    assert set(WEIGHTINGS) == {name for name in makers if inspect.isfunction(getattr(ks, name))}
+    makers = {name for name in makers if inspect.isfunction(getattr(ks, name))}
+    assert set(WEIGHTINGS) == makers - {"as_weighting"} | {"density"}  # which is as_weighting of a sampler by name
 
 
 def value_of(hint: Any) -> tuple[str, Any]:
@@ -230,7 +232,7 @@ def test_the_reward_is_the_bound_or_the_loss() -> None:
         (["--sampler=adaptve"], r"unknown sampler adaptve: did you mean adaptive\?"),
         (["--sampler=zzz"], "unknown sampler zzz: valid are adaptive, beta, .*, uniform"),
         (["--process=cosin"], r"unknown process cosin: did you mean cosine\?"),
-        (["--weighting=zzz"], "unknown weighting zzz: valid are constant, debias, edm, min_snr, p2, soft_min_snr, vlb"),
+        (["--weighting=zzz"], "unknown weighting zzz: valid are constant, debias, density, edm, min_snr, p2, soft_min"),
         (["--prediction=eps"], r"unknown prediction eps: did you mean epsilon\?"),
         (["--prediction=zzz"], "unknown prediction zzz: valid are epsilon, x0, v, velocity, edm"),
         (["--network=unett"], r"unknown network unett: did you mean unet\?"),
@@ -292,3 +294,12 @@ def test_makers_get_what_they_ask_for_of_the_given() -> None:
     things = Registry("thing", given=("seed",))
     things.register("one")(maker)
     assert make(things, Component("one", {"size": "4"}), seed=7, shape=(1,)) == (7, 4)
+
+
+def test_a_density_can_be_the_weighting_of_a_run() -> None:
+    config = with_overrides(preset("digits-flow"), ["--weighting=density", "--weighting.of=mode"])
+    _, objective = make_objective(config)
+    t = torch.tensor([0.1, 0.5])
+    assert_close(objective.weight(t), 4000 * ks.Mode().density(4000)[(t * 4000).long()])
+    with pytest.raises(ValueError, match="must name a fixed density, got root_loss, which learns"):
+        make_objective(with_overrides(config, ["--weighting.of=root_loss"]))

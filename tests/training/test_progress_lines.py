@@ -8,8 +8,8 @@ import torch
 from small_runs import SMALL, configure
 
 from kairostep import progress_meter
-from kairostep.experiments import Config
-from kairostep.training.progress_lines import TrainingProgress
+from kairostep.experiments import Component, Config
+from kairostep.training.progress_lines import TrainingProgress, describe_noise
 from kairostep.training.stopwatch import Stopwatch
 
 
@@ -101,3 +101,19 @@ def test_other_processes_tell_nothing(clock: Clock, capsys: pytest.CaptureFixtur
             clock.now += 100.0
             progress.advance(lambda: pytest.fail("not shown"))
     assert told(capsys) == []
+
+
+def test_the_noise_that_draws_save_is_told_once_when_it_has_settled(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ratios = [1.0, 0.7, 0.56, 0.55, 0.55]
+    chosen = replace(config(steps=1000, log_every=100), sampler=Component("root_loss"))
+    with TrainingProgress(chosen, Watch(clock), 0, shown=True) as progress:
+        for number, ratio in enumerate(ratios, start=1):
+            progress.step = 100 * number
+            sampler = {"noise_ratio": ratio, "equivalent_batch": 128 / ratio, "gate": 1.0}
+            progress.measured({"step": progress.step, "sampler": sampler}, always=False)
+    assert told(capsys) == ["root_loss: gradient noise about 0.55 of uniform's, like a batch of 233"]
+    assert describe_noise("root_loss", {"noise_ratio": 1.0, "equivalent_batch": 128.0, "gate": 0.0}) == (
+        "root_loss: off, since the loss is nearly flat in t: draws are uniform"
+    )

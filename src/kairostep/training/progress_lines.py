@@ -12,6 +12,8 @@ from kairostep.training.stopwatch import Stopwatch
 FIRST_STEPS = 2  # of a run that are slower than the others
 ESTIMATE_AFTER = 2.0  # seconds of the steps after them
 LONG_ON_CPU = 1800.0  # seconds
+NOISE_FROM = 100  # steps after which a sampler's noise ratio is worth telling
+NOISE_SETTLED = 0.02  # difference of two noise ratios that agree
 
 
 class TrainingProgress:
@@ -21,6 +23,8 @@ class TrainingProgress:
         self.config, self.clock, self.start, self.step = config, clock, start, start
         self.meter = ProgressMeter(config.steps, "", unit="step", done=start, shown=shown, file=sys.stdout)
         self.shown, self.estimated = shown, False
+        self.noise_ratio: float | None = None  # last seen
+        self.noise_is_told = False
 
     def __enter__(self) -> Self:
         return self
@@ -42,6 +46,7 @@ class TrainingProgress:
 
     def measured(self, line: Mapping[str, Any], *, always: bool) -> None:
         """Tell what was measured at a step: on the bar, or in a line where there is none and if it is `always` told."""
+        self._tell_noise(line.get("sampler", {}))
         if always or (self.meter.plain and "loss" in line):
             held_out = f"held-out loss {line['held_out']['loss']:.5f}" if "held_out" in line else ""
             loss = f"loss {line['loss']:.5f}{self._pace}" if "loss" in line else ""
@@ -49,6 +54,16 @@ class TrainingProgress:
             self.meter.tell(f"{self._place}: {told}" if told else self._place)
         if self.meter.bar is not None and "loss" in line:
             self.meter.bar.set_postfix_str(f"loss {line['loss']:.4f}, {self._images_per_second:.3g} images/s")
+
+    def _tell_noise(self, diagnostics: Mapping[str, float]) -> None:
+        """Say once what gradient noise the draws save, when two records in a row agree on it."""
+        ratio, before = diagnostics.get("noise_ratio"), self.noise_ratio
+        if ratio is None or self.noise_is_told or self.step < NOISE_FROM:
+            return
+        self.noise_ratio = ratio
+        if before is not None and abs(ratio - before) < NOISE_SETTLED:
+            self.noise_is_told = True
+            self.meter.tell(describe_noise(self.config.sampler.name, diagnostics))
 
     def finishing(self, places: str) -> None:
         """Say what is written once all steps are taken."""
@@ -82,6 +97,14 @@ class TrainingProgress:
     @property
     def _pace(self) -> str:
         return f", {self._images_per_second:.3g} images/s" + ("" if self._last else self.meter.left)
+
+
+def describe_noise(name: str, diagnostics: Mapping[str, float]) -> str:
+    """Return what a sampler's draws save, in a sentence, from its `noise_ratio`, `equivalent_batch` and `gate`."""
+    if not diagnostics.get("gate", 1):
+        return f"{name}: off, since the loss is nearly flat in t: draws are uniform"
+    ratio, batch = diagnostics["noise_ratio"], diagnostics["equivalent_batch"]
+    return f"{name}: gradient noise about {ratio:.2f} of uniform's, like a batch of {batch:.0f}"
 
 
 def notes_on(asked: Config, experiment: Experiment) -> list[str]:
