@@ -91,7 +91,7 @@ def settings_help(config: Config) -> str:
             "settings, as the preset or the defaults have them:",
             *lines,
             "",
-            "names of the parts:",
+            "names of the parts, each but a process also as module:Class:",
             *named,
             "",
             "options of the parts chosen here, each as --part.option=value:",
