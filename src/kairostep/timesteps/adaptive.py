@@ -1,4 +1,4 @@
-"""The adaptive sampler of Kim et al., CVPR 2025: a policy over t, paid for the loss that each step took away.
+"""The adaptive sampler of Kim et al., CVPR 2025: a policy over t, rewarded for the loss that each step removes.
 
 docs/method.md walks through the equations, each with the line that implements it.
 """
@@ -160,7 +160,7 @@ class Adaptive(TimestepSampler):
         return {**options, "hidden": hidden}
 
     def register_records(self) -> None:
-        """Make room for what is remembered from one probe to the next."""
+        """Register the buffers that are kept from one probe to the next."""
         self.register_buffer("latest", torch.ones(NUM_REMEMBERED, 2, dtype=torch.float32))
         self.register_buffer("reward", torch.zeros(2, dtype=torch.float32))
         self.register_buffer("baseline", torch.zeros(2, dtype=torch.float32))

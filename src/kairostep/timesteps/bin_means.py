@@ -1,4 +1,4 @@
-"""What was seen lately, by bin of t."""
+"""Running means of recent values by bin of t."""
 
 from typing import Any
 
@@ -41,8 +41,8 @@ class BinMeans(nn.Module):
 
         Args:
             t: Times of the values.
-            values: What was seen there.
-            keep: Factor on the weight of all that was seen before, beside that of `decay`.
+            values: The values at these times.
+            keep: Factor on the weight of all earlier values, in addition to `decay`.
         """
         num_bins, values = len(self.total), values.float()
         finite = values.abs() < LARGEST

@@ -103,7 +103,7 @@ class Curriculum(TimestepSampler):
         return torch.lerp(self.first.density(num_bins), self.then.density(num_bins), self.share())
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return what both have to say; evaluations spent on probes are added up, losses skipped are the same ones."""
+        """Return the diagnostics of both. Probe evaluations are added up; skipped losses are the same for both."""
         first, then = self.first.diagnostics(), self.then.diagnostics()
         probes = [own["probe_evaluations"] for own in (first, then) if "probe_evaluations" in own]
         spent = {"probe_evaluations": torch.stack(probes).sum()} if probes else {}

@@ -1,4 +1,4 @@
-"""A density that changes now and then, made ready to be drawn from at every step."""
+"""A density that changes now and then and is drawn from at every step."""
 
 from typing import Any
 
@@ -83,7 +83,7 @@ class TableSampler(TimestepSampler):
 def add_table(state: dict[str, Any], prefix: str, sampler: TableSampler, mass: Tensor) -> None:
     """Complete the state of a sampler that drew without a table in version 0.1: it holds the mass (K,) that it learned.
 
-    Steps were not counted by all of them; those that go by the count have it in their state.
+    Not all of them counted steps; those that need the count have it in their state.
     """
     sampler.table.set(mass)
     state[f"{prefix}table.rows"] = sampler.table.rows.clone()

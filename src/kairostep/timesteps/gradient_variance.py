@@ -122,7 +122,7 @@ class GradientVariance(TableSampler):
 
     @torch.no_grad()
     def record(self, bin_: int, variance: Tensor, num_rows: Tensor) -> None:
-        """Move the bin's variance toward the measured one; what is not finite is skipped, as of one gradient alone."""
+        """Move the bin's variance toward the measured one. Skip it if it is not finite or of one gradient."""
         finite = variance.abs() < LARGEST**2
         keep = self.decay * (self.num_measured[bin_] > 0).float()
         new = torch.lerp(variance.clamp(min=0), self.variance[bin_], keep)
@@ -133,7 +133,7 @@ class GradientVariance(TableSampler):
         self.table.set(self.learned_mass())
 
     def learned_mass(self) -> Tensor:
-        """Return what the variances ask for, (K,), summing to 1."""
+        """Return the density of the variances, (K,), summing to 1."""
         ready = (self.num_measured > 0).all() & (self.variance.sum() > 0)
         return with_floor(torch.where(ready, self.variance, 1.0), self.floor)
 

@@ -1,4 +1,4 @@
-"""Samplers that learn from the losses they are shown, at no network evaluation."""
+"""Samplers that learn from the training losses, without extra network evaluations."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Looking at the loss without touching training: known random numbers, eval mode, bounded batches."""
+"""Measures the loss without affecting training: fixed random numbers, eval mode, bounded batches."""
 
 import time
 import warnings
@@ -18,7 +18,7 @@ T = TypeVar("T")
 class Borrowed(Generic[T]):
     """Something of the caller's that a sampler uses and does not own, such as the model.
 
-    In here it is no part of the sampler's parameters, and neither deep copies nor pickles of the sampler take it along.
+    It is not part of the sampler's parameters, and deep copies and pickles of the sampler leave it out.
     """
 
     def __init__(self, value: T | None, *, left_behind: bool = False) -> None:
@@ -37,7 +37,7 @@ def borrowed_nothing(left_behind: bool) -> Borrowed[T]:
 
 
 def model_of(sampler_model: Borrowed[nn.Module]) -> nn.Module | None:
-    """Return the model to hold in eval mode; warn once in a copy of the sampler, which has none any more."""
+    """Return the model to hold in eval mode. Warn once in a copy of the sampler, which has lost it."""
     if sampler_model.left_behind:
         sampler_model.left_behind = False
         warnings.warn(
@@ -50,7 +50,7 @@ def model_of(sampler_model: Borrowed[nn.Module]) -> nn.Module | None:
 
 @contextmanager
 def isolated_randomness(device: torch.device, seed: int) -> Iterator[None]:
-    """Run a block on random numbers that depend on the seed alone, then put the generators back as they were.
+    """Run a block with random numbers that depend on the seed alone, then restore the generators.
 
     Those are torch's global generators of the CPU and of this device; `torch.manual_seed` would reset all devices.
     """
@@ -83,7 +83,7 @@ def probe_seed(seed: int, step: int) -> int:
 
 @contextmanager
 def eval_mode(model: nn.Module | None) -> Iterator[None]:
-    """Hold the model, if there is one, in eval mode, then put back each of its parts as it was: some may be frozen."""
+    """Hold the model, if any, in eval mode, then restore the mode of each submodule: some may be frozen."""
     training = [module for module in model.modules() if module.training] if model is not None else []
     for module in training:
         module.training = False
@@ -106,7 +106,7 @@ def evaluate_losses(loss_at: LossAt, rows: Tensor, t: Tensor, max_rows: int) -> 
 
 
 def check_losses(losses: Tensor, rows: Tensor) -> Tensor:
-    """Return what a `loss_at` returned if it is one loss for each of the rows (N,)."""
+    """Return the result of `loss_at` if it has one loss for each row (N,)."""
     shape = tuple(losses.shape) if isinstance(losses, Tensor) else losses
     if shape != tuple(rows.shape):
         raise ValueError(
@@ -116,7 +116,7 @@ def check_losses(losses: Tensor, rows: Tensor) -> Tensor:
 
 
 def seconds_when_idle(device: torch.device) -> float:
-    """Return the time once the device has nothing left to do: the host waits for it."""
+    """Return the time after the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

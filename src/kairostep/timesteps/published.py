@@ -12,7 +12,7 @@ from kairostep.timesteps.selection import DropQueue
 
 
 class Published(Reading):
-    """The released code's answers, for comparison. It does not crash where that code does."""
+    """The released code's answers, for comparison, without its crashes."""
 
     stratified = False
     standardised = False
@@ -33,7 +33,7 @@ class Published(Reading):
         return num_rows
 
     def check(self, floor: float | None, probing: Probing, *, unbiased: bool) -> None:
-        """Raise where an option is given that the released code fixes."""
+        """Raise if an option is given that the released code fixes."""
         given = (floor, probing.sweep, probing.reward_rows, probing.credit, unbiased)
         if given != (None, None, None, "sample", False):
             raise ValueError("as_published fixes floor, sweep, reward_rows, credit and unbiased: leave them out")

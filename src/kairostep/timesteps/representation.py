@@ -43,7 +43,7 @@ def constructor_parameters(kind: type) -> list[inspect.Parameter]:
 
 
 def argument_value(thing: Any, name: str) -> Any:
-    """Return what the thing, or a module that is part of it, keeps under the name of an argument."""
+    """Return the attribute of this name, of the object or of a module inside it."""
     if callable(getattr(type(thing), name, None)):
         return MISSING  # a method
     parts = thing.children() if isinstance(thing, nn.Module) else ()
@@ -62,7 +62,7 @@ def vars_of(owner: Any) -> dict[str, Any]:
 
 
 def represent_value(value: Any) -> str:
-    """Return a value in few words."""
+    """Return a short form of a value."""
     if isinstance(value, Tensor):
         span = f" from {float(value.min()):.4g} to {float(value.max()):.4g}" if value.numel() else ""
         return f"<{value.numel()} values{span}>"

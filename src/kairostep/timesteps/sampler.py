@@ -1,4 +1,4 @@
-"""The contract: what a timestep sampler draws, what it is shown, what it can be asked."""
+"""The contract of a timestep sampler: what it draws, what it learns from, what it reports."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ LossAt = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Timesteps:
-    """Where to train, and how much each sample counts."""
+    """Drawn times and the weight of each sample."""
 
     t: Tensor  # (B,) in [0, 1): 0 is clean data, 1 is pure noise
     weight: Tensor  # (B,) factor for the per-sample loss
@@ -51,7 +51,7 @@ def draw(mass: Tensor, u: Tensor, *, unbiased: bool) -> Timesteps:
 
 
 class TimestepSampler(nn.Module):
-    """Decides which timesteps to train on; a Module whose `state_dict` holds all that it learned and where it stands.
+    """Decides which timesteps to train on. A Module: `state_dict` holds all that it learned, and its position.
 
     A training loop with a sampler, any sampler:
 
@@ -106,12 +106,12 @@ class TimestepSampler(nn.Module):
 
     @property
     def inner(self) -> tuple["TimestepSampler", ...]:
-        """The samplers that this one draws by; none by default."""
+        """The samplers inside this one; none by default."""
         return ()
 
     @property
     def learns(self) -> bool:
-        """Whether `observe` changes what it draws, or what a sampler within it draws."""
+        """Whether `observe` changes the draws of this sampler or of one inside it."""
         if self.inner:
             return any(sampler.learns for sampler in self.inner)
         return type(self).observe is not TimestepSampler.observe
@@ -123,7 +123,7 @@ class TimestepSampler(nn.Module):
     def observe(
         self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None
     ) -> AbstractContextManager[None]:
-        """Wrap the optimizer's step; what a sampler learns, it learns here. By default nothing.
+        """Wrap the optimizer's step and learn from it. By default it does nothing.
 
         Args:
             x0: The clean batch (B, ...) that was drawn for.
@@ -137,7 +137,7 @@ class TimestepSampler(nn.Module):
         return nullcontext()
 
     def show(self, x0: Tensor, drawn: Timesteps, losses: Tensor) -> None:
-        """Show a micro-batch of the step to come, each but the last, which `observe` shows.
+        """Show a micro-batch of the next step: each but the last, which `observe` shows.
 
         A sampler that asks for no other losses learns from all of them in that `observe`, as from one batch. One that
         `uses_loss_at` measures the last alone: `loss_at` knows no rows but those.
@@ -155,7 +155,7 @@ class TimestepSampler(nn.Module):
         raise NotImplementedError
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return scalars worth logging; reading them from a GPU is the caller's synchronisation."""
+        """Return scalars worth logging. Reading them from a GPU synchronises, so leave that to the caller."""
         return {}
 
     def __repr__(self) -> str:
@@ -163,7 +163,7 @@ class TimestepSampler(nn.Module):
         return represent(self)
 
     def _count_draw(self) -> None:
-        """Say so, once, where a sampler that learns draws and is shown no loss; draws of an evaluation do not count."""
+        """Warn once after 100 draws without a call to `observe`. Draws without gradients do not count."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         self.num_unshown += 1
@@ -176,12 +176,12 @@ class TimestepSampler(nn.Module):
             )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Follow the model to its device but never into half precision: tables and counts would lose their meaning."""
+        """Move to the model's device but never to half precision, which would ruin tables and counts."""
         super()._apply(keep_dtype(fn), recurse)  # type: ignore[no-untyped-call]
         return self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """Add the name of the class: fixed densities have the same entries, whichever they are."""
+        """Add the name of the class, since all fixed densities have the same entries."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + KIND] = torch.tensor(list(type(self).__name__.encode()), dtype=torch.uint8)
 
@@ -198,7 +198,7 @@ samplers.base = TimestepSampler
 
 
 def keep_dtype(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return what `Module._apply` is given without its casts: it moves tensors to their device alone."""
+    """Return the function of `Module._apply` without its casts: tensors change their device, not their dtype."""
 
     def move(tensor: Tensor) -> Tensor:
         moved = fn(tensor)
@@ -229,7 +229,7 @@ def check_shown(x0: Tensor, drawn: Timesteps, losses: Tensor) -> None:
 
 
 def check_loss_at(sampler: TimestepSampler, loss_at: LossAt | None, call: str = "loss_at(rows, t)") -> None:
-    """Raise if the sampler asks for losses at other times and there is no function to ask."""
+    """Raise if the sampler needs `loss_at` and it is missing."""
     if sampler.uses_loss_at and loss_at is None:
         raise ValueError(
             f"{type(sampler).__name__} asks for losses at other times: `observe` needs loss_at, got None; write "
@@ -241,7 +241,7 @@ def check_loss_at(sampler: TimestepSampler, loss_at: LossAt | None, call: str = 
 def learns_from_step(
     observe: Callable[Concatenate[S, P], Iterator[None]],
 ) -> Callable[Concatenate[S, P], AbstractContextManager[None]]:
-    """Turn a generator that yields once, where the optimizer steps, into an `observe` that checks its arguments."""
+    """Turn a one-yield generator into a validated `observe` context manager."""
 
     @wraps(observe)
     def checked(
@@ -272,7 +272,7 @@ def learns_from_step(
 
 
 def rows_for(sampler: TimestepSampler, x0: Tensor) -> Tensor:
-    """Return x0 (B, ...), or where its size is enough for the sampler, as many rows without content: (B, 0)."""
+    """Return x0 (B, ...), or empty rows (B, 0) if the sampler needs only their number."""
     return x0 if sampler.uses_x0 else x0.new_empty(len(x0), 0)
 
 
