@@ -8,6 +8,7 @@ from kairostep.analysis.gradient_profile import VarianceProfile
 from kairostep.analysis.increments import ProcessIncrements
 from kairostep.analysis.interdependence import Interdependence
 from kairostep.analysis.preview import Preview
+from kairostep.analysis.step_noise import METRICS, GradientNoise
 from kairostep.plots import Axis, Curve, Panel
 
 
@@ -90,4 +91,17 @@ def interdependence_panels(effects: Interdependence) -> list[Panel]:
     return [
         Panel(Axis("t"), Axis("after minus before"), absolute, title="change of the held-out loss"),
         Panel(Axis("t"), Axis("% of the loss before"), relative, title="relative change"),
+    ]
+
+
+def noise_panels(noise: GradientNoise, densities: Mapping[str, Tensor]) -> list[Panel]:
+    """Return the squared size of single gradients over t in each metric beside the loss, and the densities."""
+    num_bins = len(noise.losses)
+    t = [(k + 0.5) / num_bins for k in range(num_bins)]
+    sizes = {f"|g|^2, {metric}": noise.moments(metric) for metric in METRICS} | {"loss": noise.losses.mean(1)}
+    curves = [Curve(name, t, (values / values.mean()).tolist()) for name, values in sizes.items()]
+    drawn = [Curve(name, t, (values / values.mean()).tolist()) for name, values in densities.items()]
+    return [
+        Panel(Axis("t"), Axis("relative to the mean", log=True), curves, title="single-row gradients"),
+        Panel(Axis("t"), Axis("density over uniform's"), drawn, title="where draws go"),
     ]

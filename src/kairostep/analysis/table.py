@@ -1,12 +1,15 @@
 """Results as text."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
 
 from kairostep.analysis.gradient_profile import EARLY, LATE, VarianceProfile, VarianceRatio
 from kairostep.analysis.increments import ProcessIncrements
 from kairostep.analysis.interdependence import Interdependence, RangeEffect
 from kairostep.analysis.preview import Part, Preview
+from kairostep.analysis.step_noise import METRICS, GradientNoise
 from kairostep.evaluation.estimate import Estimate
 
 BARS = " ▏▎▍▌▋▊▉█"
@@ -146,3 +149,26 @@ def _signed(estimate: Estimate) -> str:
 
 def _range_name(effect: RangeEffect) -> str:
     return f"{effect.start:.2f}..{effect.end:.2f}"
+
+
+def moments_table(noise: GradientNoise) -> str:
+    """Return the loss and the squared size of single gradients in each bin of t, relative to their means."""
+    losses, moments = noise.losses.mean(1), {metric: noise.moments(metric) for metric in METRICS}
+    rows = []
+    for k, loss in enumerate(losses.tolist()):
+        relative = {metric: float(values[k] / values.mean()) for metric, values in moments.items()}
+        place = f"{rounded(k / len(losses))}..{rounded((k + 1) / len(losses))}"
+        most = max(float(moments["adam"].max() / moments["adam"].mean()), 1e-30)
+        rows.append([place, f"{loss:.4g}", *(f"{v:.3f}" for v in relative.values()), bar(relative["adam"] / most)])
+    return columns(["t", "loss", *(f"|g|^2 {metric}" for metric in METRICS), "adam".ljust(BAR_WIDTH)], rows)
+
+
+def noise_table(noise: GradientNoise, densities: Mapping[str, Tensor], batch_size: int) -> str:
+    """Return the noise ratio of each density in each metric, as the losses predict it, and the equivalent batch."""
+    rows = []
+    for name, density in densities.items():
+        ratios = [noise.ratio(density, metric) for metric in METRICS]
+        cells = [f"{ratio.value:.3f} ± {ratio.error:.3f}" for ratio in ratios]
+        equivalent = f"{batch_size * ratios[-1].equivalent_batch:.0f}"
+        rows.append([name, *cells, f"{noise.predicted_ratio(density):.3f}", equivalent])
+    return columns(["draws", *METRICS, "predicted by losses", "like a batch of (adam)"], rows)

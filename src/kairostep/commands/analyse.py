@@ -14,6 +14,7 @@ Measures what the papers' figures show, as in
   kairostep analyse gradient-variance digits --sampler=uniform --output variance.html
   kairostep analyse gradient-variance runs/digits
   kairostep analyse interdependence runs/digits --ranges 5
+  kairostep analyse noise runs/digits
   kairostep analyse increments --process=cosine
 
 Of a run: its checkpoints (gradient-variance: all that were kept), with results in RUN/analysis as JSON. Of a preset:
@@ -41,7 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     effects.add_argument("--range_steps", type=int, default=100, help="optimizer steps on each range (100)")
     effects.add_argument("--checkpoint", default="last", help="last, best or a step (last)")
     effects.set_defaults(run=run_interdependence)
-    for analysis in (variance, effects):
+    noise = parse("noise", help="gradient noise of a step under every sampler's density, in the optimizer's metric")
+    noise.usage = f"kairostep analyse noise {what} [--bins 20] [--rows 64] ..."
+    noise.add_argument("--bins", type=int, default=20, help="equal bins of t (20)")
+    noise.add_argument("--rows", type=int, default=64, help="single-row gradients in each bin (64)")
+    noise.add_argument("--checkpoint", default="last", help="last, best or a step (last)")
+    noise.set_defaults(run=run_noise)
+    for analysis in (variance, effects, noise):
         analysis.add_argument("--weights", choices=["ema", "model"], default="model", help="averaged or not (model)")
         analysis.add_argument("--measure_seed", type=int, default=0, help="of rows and noise (0)")
         analysis.add_argument("--directory", type=Path, help="where a preset is trained (./analysis-NAME)")
@@ -66,6 +73,14 @@ def run_interdependence(known: argparse.Namespace, settings: Sequence[str]) -> N
     from kairostep.commands.train import train_run
 
     analyse_interdependence(known, settings, train_run)
+
+
+def run_noise(known: argparse.Namespace, settings: Sequence[str]) -> None:
+    """Measure the gradient noise of a step under every density."""
+    from kairostep.commands.noise_analysis import analyse_noise
+    from kairostep.commands.train import train_run
+
+    analyse_noise(known, settings, train_run)
 
 
 def run_increments(known: argparse.Namespace, settings: Sequence[str]) -> None:

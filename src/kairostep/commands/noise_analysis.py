@@ -1,0 +1,107 @@
+"""`kairostep analyse noise`: what each choice of t would do to the gradient noise of a run."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kairostep.analysis import GradientNoise, gradient_noise
+from kairostep.analysis.panels import noise_panels
+from kairostep.analysis.step_noise import METRICS
+from kairostep.analysis.table import moments_table, noise_table
+from kairostep.checks import count
+from kairostep.commands.checkpoint_analyses import NUM_ROWS, Study, optimizer_of
+from kairostep.commands.output import check_output
+from kairostep.commands.run_or_preset import Train
+from kairostep.experiments import Component
+from kairostep.experiments.parts import make_sampler, sampler_context
+from kairostep.progress_meter import ProgressMeter
+from kairostep.registry import samplers
+from kairostep.runs import RunHistory, Trained
+from kairostep.runs.checkpoint import read
+from kairostep.timesteps.gradient_size import Metric
+from kairostep.timesteps.histogram import rebin
+
+DECIDING: Metric = "adam"  # metric of the verdict, and of the densities called least
+
+
+def analyse_noise(known: argparse.Namespace, settings: Sequence[str], train: Train) -> None:
+    """Measure single-row gradients at a checkpoint, and tell the noise ratio of every density."""
+    check_output(known.output)
+    sizes = {"num_bins": count("bins", known.bins), "rows_per_bin": count("rows", known.rows, at_least=2)}
+    count("measure_seed", known.measure_seed, at_least=0)
+    study = Study.of(known, settings, train)
+    (step,) = study.steps()
+    trained, rows = study.load(step), study.rows(study.train, NUM_ROWS)
+    state = read(trained.checkpoint)["trainer"]["optimizer"]
+    optimizer = optimizer_of(study.config, state, list(trained.model.parameters()))
+    meter = ProgressMeter(known.bins * known.rows, f"gradients at step {step}", unit="row")
+    with meter, meter.watching(trained.model):
+        noise = gradient_noise(trained.model, trained.objective, rows, optimizer, **sizes, seed=known.measure_seed)
+    given = known_densities(study, trained, step, known.bins)
+    densities = noise.densities(given, DECIDING)
+    print(f"{study.heading}, step {step}, {known.rows} rows in each of {known.bins} bins of t\n")
+    print(moments_table(noise))
+    print(
+        "\ngradient noise of a step over that of uniform draws, weights being 1/density; ± standard error over rows\n"
+    )
+    print(noise_table(noise, densities, study.config.batch_size))
+    verdict = noise_verdict(noise, densities, study.config.batch_size)
+    print(f"\n{verdict}")
+    result = as_data(noise, densities, step, study.config.batch_size, verdict)
+    how = "Left: squared size of a single row's gradient over t, relative to its mean. Right: where draws go."
+    study.write("noise", {**sizes, "rows": len(rows.x0)}, result, how, noise_panels(noise, densities))
+
+
+def known_densities(study: Study, trained: Trained, step: int, num_bins: int) -> dict[str, Tensor]:
+    """Return the densities to compare, (num_bins,) each: uniform, the run's own at this step, and the fixed ones."""
+    found = {"uniform": torch.ones(num_bins, dtype=torch.float64)}
+    recorded = RunHistory.read(study.directory).metrics.histograms.get("density")
+    rows = [row for at, row in zip(recorded.steps, recorded.rows, strict=True) if at <= step] if recorded else []
+    own = study.config.sampler.name
+    if rows and own != "uniform":
+        found[f"{own} of the run"] = rebin(torch.tensor(list(rows[-1]), dtype=torch.float64), num_bins)
+    context = sampler_context(study.config, trained.objective, trained.model, tuple(study.train.shape))
+    for name in samplers:
+        options = samplers.options_of(name)
+        if "unbiased" not in options or any(option.required for option in options.values()):
+            continue
+        sampler = make_sampler(Component(name, {"unbiased": True}), context)
+        if not sampler.learns:
+            found[name] = sampler.density(num_bins).double()
+    return found
+
+
+def noise_verdict(noise: GradientNoise, densities: Mapping[str, Tensor], batch_size: int) -> str:
+    """Return what there is to gain from the choice of t, in a sentence."""
+    least = noise.ratio(densities["least"], DECIDING)
+    like = f"like a batch of {batch_size * least.equivalent_batch:.0f} instead of {batch_size}"
+    gain = f"no density over t has less than {least.value:.2f} ± {least.error:.2f} of uniform's noise"
+    share = f"{100 * noise.within_share(DECIDING):.0f} % of uniform's noise is within t"
+    return f"in Adam's metric {gain} ({like}); {share}, from rows and noise"
+
+
+def as_data(
+    noise: GradientNoise, densities: Mapping[str, Tensor], step: int, batch_size: int, verdict: str
+) -> dict[str, Any]:
+    """Return the result as plain data."""
+    metrics = {}
+    for metric in METRICS:
+        ratios = {name: noise.ratio(density, metric) for name, density in densities.items()}
+        metrics[metric] = {
+            "moments": noise.moments(metric).tolist(),
+            "within_share": noise.within_share(metric),
+            "noise_ratio": {name: {"value": r.value, "error": r.error} for name, r in ratios.items()},
+            "equivalent_batch": {name: batch_size * r.equivalent_batch for name, r in ratios.items()},
+        }
+    return {
+        "step": step,
+        "batch_size": batch_size,
+        "verdict": verdict,
+        "losses": noise.losses.mean(1).tolist(),
+        "densities": {name: (density / density.sum()).tolist() for name, density in densities.items()},
+        "predicted": {name: noise.predicted_ratio(density) for name, density in densities.items()},
+        "metrics": metrics,
+    }
