@@ -14,8 +14,9 @@ from kairostep.reports.arms import Arm, arms_of
 from kairostep.reports.configurations import differences, warnings
 from kairostep.reports.results_table import results_table
 from kairostep.reports.run_history import HeldOut, RunHistory
-from kairostep.reports.target import first_reaching, ratio_to, spread_of
+from kairostep.reports.target import first_reaching, ratio_to
 from kairostep.reports.thinning import kept_points, kept_rows
+from kairostep.seed_statistics import spread_of
 
 
 def read(*directories: Path) -> list[Arm]:

@@ -22,6 +22,7 @@ BELOW = (
     "files",
     "installation",
     "renamed_options",
+    "seed_statistics",
 )  # all that reports import of the library: standard library alone
 ADAPTIVE = ["--sampler=adaptive", "--sampler.every=2", "--sampler.sweep=8", "--weighting=min_snr"]
 
