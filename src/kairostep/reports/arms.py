@@ -10,6 +10,7 @@ from kairostep.reports.run_names import arm_name, run_names
 # Settings that leave no mark on the weights, and places: they do not part arms
 IGNORED = {"seed", "output", "resume", "workers", "cache", "trackers", "keep_checkpoints", "checkpoint_every"}
 IGNORED |= {"log_every", "density_every", "evaluate_every", "sample_every", "sample_steps", "data.path", "provenance"}
+IGNORED |= {"fid_every", "fid_images", "inception", "inception_sha256", "features", "keep_every"}
 PARTS = ("sampler", "weighting", "data", "network", "process", "prediction")
 NUMBERS = ("steps", "batch_size", "learning_rate", "seed")
 MAX_LINE = 120  # letters of a line in a tooltip
