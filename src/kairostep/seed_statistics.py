@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 
 LEVEL = 0.95  # of all intervals
+SAME = 1e-9  # relative width of an interval that is none
 PRECISION = 1e-12  # of quantiles, relative
 
 
@@ -81,10 +82,12 @@ class PairedRatio:
 
     def __str__(self) -> str:
         if not self.reached:
-            return f"> {self.mean:.2f} ({self.num_reached} of {len(self.by_seed)} reached it)"
+            return f"> {self.mean:.2f} ({self.num_reached} of {len(self.by_seed)})"
         if self.interval is None:
             return f"{self.mean:.3g} (one seed)"
         low, high = self.interval
+        if high - low < SAME * self.mean:
+            return f"{self.mean:.4g}"
         digits = _digits(high - low)
         return f"{self.mean:.{digits}f} ({low:.{digits}f}\u2013{high:.{digits}f})"
 

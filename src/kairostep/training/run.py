@@ -23,15 +23,13 @@ from kairostep.training.interruption import Interruption
 from kairostep.training.monitor import Monitor
 from kairostep.training.progress_lines import TrainingProgress, notes_on
 from kairostep.training.recorder import Recorder
+from kairostep.training.run_errors import Diverged
+from kairostep.training.run_errors import RunError as RunError
 from kairostep.training.setup import make_accelerator, make_batches, make_trainer
 from kairostep.training.step_mode import choose_step_mode
 from kairostep.training.stopwatch import Stopwatch
 
 log = logging.getLogger("kairostep")
-
-
-class RunError(RuntimeError):
-    """A run that cannot go on; the message says what is left and what to do."""
 
 
 class Run:
@@ -198,8 +196,8 @@ class Run:
             "sampler": diagnostics,
         }
 
-    def _not_finite(self, what: str) -> RunError:
-        return RunError(
+    def _not_finite(self, what: str) -> Diverged:
+        return Diverged(
             f"the {what} no longer finite at step {self.trainer.step_number}: lower --learning_rate or raise "
             f"--warmup_steps; the last good checkpoint is {self._last_checkpoint()}"
         )
