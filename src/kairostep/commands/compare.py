@@ -200,11 +200,16 @@ def train_and_show(plans: "dict[str, Plan]", known: argparse.Namespace, targets:
 
 def show_table(folder: Path, settings: Sequence[str], targets: "list[Target]") -> None:
     """Print the comparisons in a folder, whatever state they are in."""
+    from kairostep.comparison.log_tables import write_tables
+    from kairostep.comparison.logs import has_logs
     from kairostep.comparison.outcome import outcome_of, plans_in
 
     if settings:
         raise ValueError(f"--table shows what is there, got {settings[0]}: leave it out")
-    for task, plan in plans_in(folder).items():
+    studies = [place for place in (folder, *sorted(folder.glob("*"))) if has_logs(place)]
+    for place in studies:
+        print(f"\n{place}\n\n{write_tables(place)}", flush=True)
+    for task, plan in plans_in(folder).items() if not studies else ():
         show(task, plan, outcome_of(plan, targets), page=False)
 
 
@@ -218,6 +223,8 @@ def show(task: str, plan: "Plan", outcome: "Outcome", *, page: bool = True) -> N
     if not page:
         return
     files = write_files(outcome, plan.output)
+    if not any(outcome.records.values()):
+        return
     try:
         files.append(write_comparison_page(plan, outcome))
     except ModuleNotFoundError as error:

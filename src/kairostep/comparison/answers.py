@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kairostep.comparison.records import COSTS, FALLING, LABELS, Record
-from kairostep.names import unknown
+from kairostep.experiments.config import unknown
 from kairostep.seed_statistics import PairedRatio, Ratio, cost_ratio, cost_to_reach, paired_ratio
 
 MAIN = "loss"  # what verdicts are about

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kairostep.bounded_files import Unreadable, read_yaml
-from kairostep.names import unknown
+from kairostep.experiments.config import unknown
 
 KEYS = ("preset", "settings", "seeds", "baseline", "learning_rates", "targets", "tasks", "arms")
 FILE_ENDS = (".yaml", ".yml")
@@ -138,7 +138,7 @@ def _from_mapping(raw: Any) -> ComparisonFile:
         settings=tuple(_words("settings", raw.get("settings"))),
         seeds=None if raw.get("seeds") is None else ",".join(map(str, _list(raw["seeds"]))),
         baseline=_text("baseline", raw.get("baseline")),
-        learning_rates=parse_rates(raw.get("learning_rates") or ()),
+        learning_rates=parse_rates(_list(raw.get("learning_rates") or [])),
         targets=tuple(f"{metric}={value}" for metric, value in targets.items()),
         tasks={str(name): tuple(_words("tasks", value)) for name, value in _mapping("tasks", raw.get("tasks")).items()},
     )
@@ -178,7 +178,7 @@ def _list(value: Any) -> list[Any]:
 
 def parse_rates(given: str | Sequence[Any]) -> tuple[float, ...]:
     """Return the learning rates of `4e-4,8e-4` or of a list, in order; ValueError for what is none."""
-    words = given.split(",") if isinstance(given, str) else _list(given)
+    words = given.split(",") if isinstance(given, str) else list(given)
     rates = sorted({rate for word in words for rate in _rate(word)})
     if len(rates) != len(words):
         raise ValueError(f"learning rates must differ, got {given!r}: name each once")

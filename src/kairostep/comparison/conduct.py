@@ -32,7 +32,7 @@ class Work:
 
     Args:
         jobs: How many runs train at once, each in a process of its own if there are several.
-        budget: Seconds from now after which no run ends, by the longest so far.
+        budget: Seconds from now after which no run ends, by the longest so far; the first one starts in any case.
     """
 
     jobs: int = 1
@@ -77,7 +77,7 @@ class Work:
         return not waiting
 
     def _has_time(self) -> bool:
-        return time.monotonic() - self.began + self.longest <= self.budget
+        return not self.longest or time.monotonic() - self.began + self.longest <= self.budget
 
     def _took(self, seconds: float) -> None:
         self.longest = max(self.longest, seconds)

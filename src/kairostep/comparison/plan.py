@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from kairostep.bounded_files import Unreadable, read_yaml
 from kairostep.comparison.arms import Arm
 from kairostep.experiments import Config, preset
 from kairostep.experiments.command_line import settle
-from kairostep.experiments.config import UNSET, from_dict, load, to_dict, with_overrides
-from kairostep.experiments.experiment import make_objective, resolve
+from kairostep.experiments.config import UNSET, from_dict, load, to_dict, unknown, with_overrides
+from kairostep.experiments.experiment import check, make_objective, resolve
 from kairostep.files import whole_file
-from kairostep.names import unknown
 
 NAME = "comparison.yaml"
 NUM_MEASUREMENTS = 20  # of the held-out loss in a run, unless evaluate_every says otherwise
@@ -165,7 +165,9 @@ def config_of(name: str | Path, arm: Arm, settings: Sequence[str]) -> Config:
         config = replace(config, **often)  # type: ignore[arg-type]
         if isinstance(name, str):
             config = settle(config, changes)
-        return make_objective(resolve(config))[0]
+        config, objective = make_objective(resolve(config))
+        check(config, objective.process, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        return config
     except ValueError as error:
         raise ValueError(f"{error} (in arm {arm.name})") from error
 
