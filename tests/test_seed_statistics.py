@@ -76,7 +76,7 @@ def test_permuted_labels_show_no_difference() -> None:
 def test_one_seed_decides_nothing_however_large_the_ratio() -> None:
     found = paired_ratio({0: 0.01}, {0: 1.0})
     assert found is not None
-    assert (found.interval, found.decided, str(found)) == (None, 0, "0.01 (one seed)")
+    assert (found.interval, found.decided, str(found)) == (None, 0, "0.010 (one seed)")
 
 
 def test_only_seeds_that_both_have_are_paired() -> None:

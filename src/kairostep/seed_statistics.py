@@ -84,7 +84,7 @@ class PairedRatio:
         if not self.reached:
             return f"> {self.mean:.2f} ({self.num_reached} of {len(self.by_seed)})"
         if self.interval is None:
-            return f"{self.mean:.3g} (one seed)"
+            return f"{self.mean:.3f} (one seed)"
         low, high = self.interval
         if high - low < SAME * self.mean:
             return f"{self.mean:.4g}"

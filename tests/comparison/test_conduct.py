@@ -95,6 +95,8 @@ def test_its_files_and_its_page_have_the_verdicts(compared: Path) -> None:
     page = (compared / "comparison.html").read_text()
     assert data["verdicts"][0].split(" of ")[0] in page
     assert "root_loss/seed-2" in page
+    assert "<title>whole" in page
+    assert "No difference that these seeds can show: " in page
     assert len((compared / "comparison.csv").read_text().splitlines()) == 10
 
 

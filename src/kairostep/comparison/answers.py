@@ -164,10 +164,10 @@ def judge(found: ArmAnswer, baseline: str, cost: str) -> tuple[int, str]:
     reached = next((each for each in found.reaching if each.metric == MAIN and each.target is None), None)
     needed = reached.ratios.get(cost) if reached else None
     if needed is not None and needed.reached and len(needed.by_seed) == len(ratio.by_seed):
-        told = f"{found.arm} needs {_shown(needed)} of {baseline}'s {COST_NAMES[cost]} to the same {LABELS[MAIN]}"
+        told = f"{found.arm} needs {shown(needed)} of {baseline}'s {COST_NAMES[cost]} to the same {LABELS[MAIN]}"
         ratio = needed
     else:
-        told = f"{found.arm} ends at {_shown(ratio)} of {baseline}'s {LABELS[MAIN]}"
+        told = f"{found.arm} ends at {shown(ratio)} of {baseline}'s {LABELS[MAIN]}"
     num = len(ratio.by_seed)
     also = f"; it diverged on seed {', '.join(map(str, found.diverged))}" if found.diverged else ""
     if num == 1:
@@ -176,8 +176,9 @@ def judge(found: ArmAnswer, baseline: str, cost: str) -> tuple[int, str]:
     return ratio.decided, f"{told}, {num} seeds: {word}{also}"
 
 
-def _shown(ratio: PairedRatio) -> str:
-    return f"{ratio.mean:.3g}" if len(ratio.by_seed) == 1 else str(ratio)
+def shown(ratio: PairedRatio) -> str:
+    """Return a ratio where it stands beside the number of seeds."""
+    return f"{ratio.mean:.3f}" if len(ratio.by_seed) == 1 and ratio.reached else str(ratio)
 
 
 def best_rates(

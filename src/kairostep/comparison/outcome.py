@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from kairostep.comparison.answers import MAIN, Target, answer
+from kairostep.comparison.answers import MAIN, ArmAnswer, Target, answer
 from kairostep.comparison.conduct import chosen_rates, records_of
 from kairostep.comparison.plan import NAME, Plan, read_plan
 from kairostep.comparison.records import read_record
@@ -44,6 +44,16 @@ def plans_in(folder: Path) -> dict[str, Plan]:
     return found or {"": read_plan(folder)}  # which says what is missing
 
 
+def headline(answers: Sequence[ArmAnswer], baseline: str) -> str:
+    """Return what all arms together show, in a line."""
+    others = [each for each in answers if each.arm != baseline]
+    if all(len(each.seeds) < 2 for each in others):
+        return "No verdict: no arm has two finished seeds."
+    words = {-1: f"Better than {baseline}", 1: f"Worse than {baseline}", 0: "No difference that these seeds can show"}
+    named = {word: [each.arm for each in others if each.decided == sign] for sign, word in words.items()}
+    return " ".join(f"{word}: {', '.join(arms)}." for word, arms in named.items() if arms)
+
+
 def write_comparison_page(plan: Plan, outcome: Outcome) -> Path:
     """Write the page of a comparison: verdicts first, runs named by arm and seed, each arm at its rate."""
     rates = chosen_rates(plan)
@@ -52,13 +62,13 @@ def write_comparison_page(plan: Plan, outcome: Outcome) -> Path:
         for each in outcome.answers
         for arm, seed in ((each.arm, seed) for seed in outcome.records[each.arm])
     ]
-    line, *details = outcome.verdicts or ["No arm has been compared yet."]
     return write_report(
         [run.directory for run in runs],
         plan.output / PAGE,
         Comparison(
             {run.directory.absolute(): run.name for run in runs},
             plan.baseline,
-            Verdict(line, [*details, *outcome.notes]),
+            Verdict(headline(outcome.answers, plan.baseline), [*outcome.verdicts, *outcome.notes]),
+            plan.output.absolute().name,
         ),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kairostep.comparison.answers import COST_NAMES, MAIN, ArmAnswer, Reaching
+from kairostep.comparison.answers import COST_NAMES, MAIN, ArmAnswer, Reaching, shown
 from kairostep.comparison.records import COSTS, LABELS, Record
 from kairostep.files import whole_file
 from kairostep.seed_statistics import PairedRatio, spread_of
@@ -105,7 +105,7 @@ def range_rows(outcome: Outcome) -> list[list[str]]:
     """Return the ratios of held-out losses by range of t."""
     num = max((len(each.ranges) for each in outcome.answers), default=0)
     rows = [["held-out loss by t", *(f"{i / num:g}-{(i + 1) / num:g}" for i in range(num))]]
-    return rows + [[each.arm, *map(str, each.ranges)] for each in outcome.answers if len(each.ranges) == num > 0]
+    return rows + [[each.arm, *map(shown, each.ranges)] for each in outcome.answers if len(each.ranges) == num > 0]
 
 
 def _to_loss(each: ArmAnswer) -> Reaching | None:
@@ -114,7 +114,7 @@ def _to_loss(each: ArmAnswer) -> Reaching | None:
 
 def _ratio(reaching: Reaching | None, cost: str) -> str:
     ratio = reaching.ratios.get(cost) if reaching else None
-    return MISSING if ratio is None else str(ratio)
+    return MISSING if ratio is None else shown(ratio)
 
 
 def _final(each: ArmAnswer, metric: str, own: bool) -> str:
@@ -122,7 +122,7 @@ def _final(each: ArmAnswer, metric: str, own: bool) -> str:
         values = list(each.finals.get(metric, {}).values())
         return f"{spread_of(values).mean:.5g}" if values else MISSING
     ratio = each.ratios.get(metric)
-    return MISSING if ratio is None else str(ratio)
+    return MISSING if ratio is None else shown(ratio)
 
 
 def _spent(reaching: Reaching | None) -> str:

@@ -37,6 +37,7 @@ class Comparison:
     names: Mapping[Path, str] = field(default_factory=dict)  # of runs, by their directories
     baseline: str | None = None  # an arm
     verdict: Verdict | None = None
+    title: str | None = None
 
 
 class Report(NamedTuple):
@@ -101,7 +102,7 @@ def make_report(
     arms = arms_of([read(directory) for directory in directories], known.names, known.baseline)
     runs = [run for arm in arms for run in arm.runs]
     draws = density_figures(runs)
-    context: dict[str, Any] = {"title": _title(directories), "intro": _intro(arms), "footer": _footer()}
+    context: dict[str, Any] = {"title": known.title or _title(directories), "intro": _intro(arms), "footer": _footer()}
     if runs:
         samples = sample_grids(runs)
         context |= {
