@@ -11,7 +11,8 @@ LIBRARIES := $(VENV)/.libraries
 .PHONY: demo test docs check format clean
 
 demo: $(INSTALLED)
-	$(BIN)/python examples/demo.py
+	$(BIN)/kairostep compare digits --arms 'uniform,uniform --weighting=min_snr,root_loss,adaptive' --seeds 1 --steps=500 --output runs/demo
+	@echo "One seed and a few minutes show that everything works, not which sampler is best: docs/comparing.md"
 
 test: check $(LIBRARIES)
 	$(BIN)/pytest

@@ -13,8 +13,6 @@ noise. The target is what the diffusers loop has at its end; between checkpoints
 import argparse
 import copy
 import json
-import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,12 +27,12 @@ from train_speed import Steps, diffusers_loop, our_steps_of
 from kairostep.evaluation.features import INCEPTION_SHA256
 from kairostep.experiments import Component, Experiment, build, preset
 from kairostep.experiments.config import with_overrides
-from kairostep.runs import Trained
+from kairostep.seed_statistics import cost_to_reach
 from kairostep.training.assembly import make_accelerator, make_trainer
+from kairostep.training.image_quality import ImageQuality
 from kairostep.training.monitor import Monitor
 
-sys.path.append(str(Path(__file__).parents[1]))
-from convergence_measures import Judge, open_judge
+BATCH = 512  # of images that are generated
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ def our_contender(parts: Experiment, accelerator: Accelerator, num_steps: int) -
 
 
 def follow(
-    contender: Contender, parts: Experiment, accelerator: Accelerator, judge: Judge, num_checkpoints: int
+    contender: Contender, parts: Experiment, accelerator: Accelerator, quality: ImageQuality, num_checkpoints: int
 ) -> Iterator[Checkpoint]:
     """Train, and yield what each checkpoint is worth."""
     seconds, done = 0.0, 0
@@ -89,43 +87,15 @@ def follow(
         seconds, done = seconds + time.perf_counter() - start, until
         model = contender.averaged()
         error = Monitor(parts, model, accelerator).evaluate()["loss"]
-        point = Checkpoint(done, seconds, error, judge.fid(as_trained(parts, model), accelerator.device).value)
+        point = Checkpoint(done, seconds, error, quality.measure(parts, model)["fid"])
         print(line_of(contender.name, point), flush=True)
         yield point
 
 
-def as_trained(parts: Experiment, model: nn.Module) -> Trained:
-    """Return a model as one that was loaded from a run."""
-    return Trained(
-        config=parts.config,
-        process=parts.process,
-        prediction=parts.prediction,
-        objective=parts.objective,
-        model=model,
-        shape=parts.dataset.shape,
-        num_classes=0,
-        to_pixels=parts.to_pixels,
-        clip=True,
-        checkpoint=Path("in memory"),
-        step=0,
-        weights="ema",
-        digest="",
-    )
-
-
 def seconds_to(target: float, checkpoints: Sequence[Checkpoint], measure: str) -> float | None:
     """Return the seconds at which a measure first was as low as the target, None if it never was."""
-    before = None
-    for point in checkpoints:
-        value = getattr(point, measure)
-        if value <= target:
-            if before is None:
-                return point.seconds
-            high, low = math.log(getattr(before, measure)), math.log(value)
-            share = (high - math.log(target)) / (high - low) if high > low else 1.0
-            return before.seconds + share * (point.seconds - before.seconds)
-        before = point
-    return None
+    values = [getattr(point, measure) for point in checkpoints]
+    return cost_to_reach([point.seconds for point in checkpoints], values, target)
 
 
 def line_of(name: str, point: Checkpoint) -> str:
@@ -156,11 +126,12 @@ def main() -> None:
     parser.add_argument("--num-generated", type=int, default=2560)
     parser.add_argument("--output", type=Path, help="JSON file for the checkpoints")
     arguments, settings = parser.parse_known_args()
-    config = with_overrides(preset(arguments.preset), ["--precision=bf16", f"--steps={arguments.our_steps}", *settings])
+    images = [f"--fid_images={arguments.num_generated}", f"--inception={arguments.inception}"]
+    images.append(f"--inception_sha256={arguments.inception_sha256}")
+    usual = ["--precision=bf16", f"--steps={arguments.our_steps}", *images]
+    config = with_overrides(preset(arguments.preset), [*usual, *settings])
     accelerator = make_accelerator(config)
-    judge = open_judge(
-        arguments.inception, arguments.inception_sha256, arguments.num_generated, config, accelerator.device
-    )
+    quality = ImageQuality.open(build(config, accelerator.device), accelerator.device, BATCH)
     print(f"{arguments.preset}, batch {config.batch_size}, {torch.cuda.get_device_name()}, torch {torch.__version__}")
     print(f"{'loop':10} {'step':>6} {'seconds':>8} {'eps-MSE':>8} {'FID':>7}", flush=True)
     makers: dict[str, Any] = {"diffusers": diffusers_contender, "kairostep": our_contender}
@@ -171,7 +142,7 @@ def main() -> None:
     for name, make in makers.items():
         parts = build(uniform if name == "diffusers" else config, accelerator.device)
         contender = make(parts, accelerator, num_steps[name])
-        curves[name] = list(follow(contender, parts, accelerator, judge, arguments.checkpoints))
+        curves[name] = list(follow(contender, parts, accelerator, quality, arguments.checkpoints))
     print(verdicts(curves))
     if arguments.output:
         arguments.output.write_text(json.dumps({k: [vars(p) for p in v] for k, v in curves.items()}, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""kairostep train | generate | evaluate | preview | analyse | report | presets | doctor | data: what a person types."""
+"""kairostep train | compare | generate | evaluate | preview | analyse | report | ...: what a person types."""
 
 import argparse
 import atexit
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import kairostep
-from kairostep.commands import analyse, data, doctor, evaluate, generate, presets, preview, report, train
+from kairostep.commands import analyse, compare, data, doctor, evaluate, generate, presets, preview, report, train
 from kairostep.commands.failures import RUN_ERROR, USAGE_ERROR, fail, missing_for, words_for
 from kairostep.commands.leaving import leave_process_group
 from kairostep.commands.streams import lossy_output, silent_without_reader
@@ -20,14 +20,21 @@ COMMANDS: dict[str, Any] = {  # modules with PARSER and add_arguments; `run` is 
     "generate": generate,
     "evaluate": evaluate,
     "preview": preview,
+    "compare": compare,
     "analyse": analyse,
     "report": report,
     "presets": presets,
     "doctor": doctor,
     "data": data,
 }
-WITH_SETTINGS = ("train", "preview", "analyse")  # of training, as --key=value
-LONG = ("train", "generate", "evaluate", "analyse")  # their work is on disk: it goes on where nobody reads along
+WITH_SETTINGS = ("train", "preview", "analyse", "compare")  # of training, as --key=value
+LONG = (
+    "train",
+    "generate",
+    "evaluate",
+    "analyse",
+    "compare",
+)  # their work is on disk: it goes on where nobody reads along
 
 
 class Parser(argparse.ArgumentParser):

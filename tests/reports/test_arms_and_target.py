@@ -13,9 +13,10 @@ from scipy.stats import t as student
 from kairostep.reports.arms import Arm, arms_of
 from kairostep.reports.configurations import differences, warnings
 from kairostep.reports.results_table import results_table
-from kairostep.reports.target import first_reaching, ratio_to, spread_of
+from kairostep.reports.target import first_reaching, ratio_to
 from kairostep.runs.history import HeldOutPoint, RunHistory
 from kairostep.runs.thinning import kept_points, kept_rows
+from kairostep.seed_statistics import spread_of
 
 
 def read(*directories: Path) -> list[Arm]:

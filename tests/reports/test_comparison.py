@@ -28,6 +28,7 @@ BELOW = (
     "runs.history",
     "runs.metrics",
     "runs.thinning",
+    "seed_statistics",
     "version",
 )  # all that reports import of the library: standard library alone
 ADAPTIVE = ["--sampler=adaptive", "--sampler.every=2", "--sampler.sweep=8", "--weighting=min_snr"]

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     add = parser.add_argument
     add("directory", type=Path, metavar="RUN", help="a run directory")
-    add("--checkpoint", default="last", help="last, best or a step (last)")
+    add("--checkpoint", default="last", help="last, best, a step, or all (last)")
     add("--weights", choices=["ema", "model"], default="ema", help="averaged weights or the latest (ema)")
     add("--images", type=Path, help="folder or npz (those of the checkpoint in RUN/generated)")
     add("--num", type=int, help="generated images that FID is of, the first ones (50000)")
@@ -41,16 +41,20 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     from kairostep.evaluation.evaluation import EvaluationRequest, prepare
     from kairostep.evaluation.measurement import table
     from kairostep.runs import load_trained
+    from kairostep.runs.trained import find_checkpoints
 
     names = ("images", "num", "inception", "inception_sha256", "features", "held_out_images", "cache", "batch_size")
+    if known.checkpoint == "all" and known.images:
+        raise ValueError(f"images are of one checkpoint, got --checkpoint all and --images {known.images}: name a step")
     request = EvaluationRequest(**{name: getattr(known, name) for name in names})
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    trained = load_trained(known.directory, known.checkpoint, known.weights, device)
     if known.features:
         sys.path.append("")  # modules that lie here are found, as by `python -m`
-    evaluation = prepare(trained, request, device)  # ValueError: what the user asked for cannot be
-    print(f"{known.directory}, step {trained.step}, weights {trained.weights}, on {device}", flush=True)
-    for measurements in evaluation.measure():
-        print(table(measurements), flush=True)
-    for note in evaluation.notes:
-        print(f"kairostep: note: {note}", file=sys.stderr)
+    for checkpoint in find_checkpoints(known.directory, known.checkpoint):
+        trained = load_trained(known.directory, checkpoint, known.weights, device)
+        evaluation = prepare(trained, request, device)  # ValueError: what the user asked for cannot be
+        print(f"{known.directory}, step {trained.step}, weights {trained.weights}, on {device}", flush=True)
+        for measurements in evaluation.measure():
+            print(table(measurements), flush=True)
+        for note in evaluation.notes:
+            print(f"kairostep: note: {note}", file=sys.stderr)

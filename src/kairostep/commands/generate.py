@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import torch
+    from accelerate import PartialState
 
     from kairostep.generation.image_folder import Request
     from kairostep.runs import Trained
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=int, help="of the solver (ddpm 1000, ddim 200, heun 50)")
     add("--batch_size", type=int, default=256, help="images made at once by each process (256)")
     add("--seed", type=int, default=0, help="of all noise (0)")
-    add("--checkpoint", default="last", help="last, best or a step (last)")
+    add("--checkpoint", default="last", help="last, best, a step, or all (last)")
     add("--weights", choices=["ema", "model"], default="ema", help="averaged weights or the latest (ema)")
     add("--guidance", type=float, default=1.0, help="classifier-free guidance (1: none)")
     add("--classes", type=classes_of, default=(), metavar="0,1,2", help="made in turn (all classes)")
@@ -67,32 +68,47 @@ def classes_of(text: str) -> tuple[int, ...]:
 
 def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     """Make images, or go on with them."""
-    from dataclasses import replace
-
     import torch
     from accelerate import PartialState
 
-    from kairostep.generation.image_folder import (
-        Interrupted,
-        Request,
-        default_folder,
-        generate_images,
-        interruptible,
-        num_there,
-    )
-    from kairostep.generation.record import read_record
+    from kairostep.generation.image_folder import Request
     from kairostep.runs import load_trained
-    from kairostep.runs.directory import alone_in
+    from kairostep.runs.trained import find_checkpoints
 
     names = ("solver", "steps", "seed", "guidance", "classes", "precision", "format", "batch_size")
     num = DEFAULT_NUM if known.num is None else known.num
     request = Request(num=num, **{name: getattr(known, name) for name in names})
     state = PartialState(cpu=not torch.accelerator.is_available())  # else it sees one process where several started
     torch.backends.cudnn.benchmark = True
-    trained = load_trained(known.directory, known.checkpoint, known.weights, state.device)
-    folder = known.output or default_folder(trained, request)
+    for checkpoint in find_checkpoints(known.directory, known.checkpoint):
+        trained = load_trained(known.directory, checkpoint, known.weights, state.device)
+        output = known.output
+        if output is not None and known.checkpoint == "all":
+            output = output / f"step-{trained.step}"
+        make_images(trained, request, output, state, extend=known.num is None)
+
+
+def make_images(
+    trained: "Trained", request: "Request", output: Path | None, state: "PartialState", *, extend: bool
+) -> None:
+    """Make the images of one checkpoint and say where they are; a signal ends in `SystemExit`.
+
+    Args:
+        trained: The model of the checkpoint.
+        request: Which images.
+        output: Where they go; None: to the run.
+        state: The processes.
+        extend: Whether as many are made as were begun there, if those are more.
+    """
+    from dataclasses import replace
+
+    from kairostep.generation.image_folder import Interrupted, default_folder, generate_images, interruptible, num_there
+    from kairostep.generation.record import read_record
+    from kairostep.runs.directory import alone_in
+
+    folder = output or default_folder(trained, request)
     begun = read_record(folder)
-    if known.num is None and begun is not None:
+    if extend and begun is not None:
         request = replace(request, num=max(request.num, begun["num"]))
 
     def tell_cost(num_missing: int) -> None:
@@ -108,7 +124,7 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
             print(f"stopped with {there}; the same command goes on", file=sys.stderr, flush=True)
         raise SystemExit(128 + stopped.number) from None
     if state.is_main_process:
-        print(f"{request.num} images in {folder}, {made} of them made now")
+        print(f"{request.num} images in {folder}, {made} of them made now", flush=True)
 
 
 def cost(trained: "Trained", request: "Request", num: int, device: "torch.device", num_processes: int) -> str:

@@ -52,6 +52,8 @@ def train_run(config: "Config") -> None:
     """Train a config in its output directory, or go on with it there."""
     from kairostep.training import Run, RunError
 
+    if config.features:
+        sys.path.append("")  # modules that lie here are found, as by `python -m`
     run = Run(config)  # ValueError: what the user asked for cannot be
     on_main, was_finished = run.accelerator.is_main_process, run.finished
     if on_main:

@@ -15,6 +15,7 @@ from kairostep.evaluation.estimate import Estimate, mean_and_error
 from kairostep.evaluation.matched import matched_draws
 
 NUM_BINS = 20  # of t, in a profile
+NUM_RANGES = 4  # of t, beside the held-out loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class HeldOut:
     vlb: float  # the same error under the weights of the bound, averaged over t: a step's mean share, in nats/dim
     vlb_error: float
     num_evaluations: int
+    loss_ranges: list[float]  # the loss in equal ranges of t, low noise first; NaN where no row was seen
 
 
 @torch.no_grad()
@@ -53,7 +55,9 @@ def held_out_loss(
         losses.append(plain(model, x0[rows], t[rows], noise=noise[rows], **class_condition(labels, rows)).double())
     loss = torch.cat(losses)
     bound = loss * plain.reweighting(vlb(objective.process))(t)
-    return HeldOut(*mean_and_error(loss), *mean_and_error(bound), num_evaluations=len(x0))
+    ranges = (t * NUM_RANGES).long()  # (N,)
+    by_range = [float(loss[ranges == number].mean()) for number in range(NUM_RANGES)]
+    return HeldOut(*mean_and_error(loss), *mean_and_error(bound), num_evaluations=len(x0), loss_ranges=by_range)
 
 
 @dataclass(frozen=True, slots=True)

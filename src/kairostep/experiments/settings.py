@@ -67,8 +67,14 @@ class Config:
     held_out_images: int = setting(1024, "images of the held-out loss, 0: none")
     sample_every: int = setting(5000, "steps between grids of generated images, 0: at the end only")
     sample_steps: int = setting(50, "network evaluations per generated image in a grid")
+    fid_every: int = setting(0, "steps between FID, KID, precision and recall of generated images, 0: none")
+    fid_images: int = setting(5000, "images generated for each of them, in sample_steps evaluations each")
+    inception: str | None = setting(None, "file of the network that FID is defined on, as in `kairostep evaluate`")
+    inception_sha256: str | None = setting(None, "of another network than that")
+    features: str | None = setting(None, "MODULE:FUNCTION that gives the features of images, instead of Inception")
     checkpoint_every: int = setting(1000, "steps between checkpoints")
     keep_checkpoints: int = setting(2, "last checkpoints that are kept, besides the best")
+    keep_every: int = setting(0, "steps between checkpoints that are never removed, 0: none")
     trackers: tuple[str, ...] = setting((), "also log to tensorboard, wandb, ...: any tracker of accelerate")
 
     def __post_init__(self) -> None:
@@ -79,6 +85,11 @@ class Config:
             count(name, getattr(self, name))
         for name in ("warmup_steps", "workers", "seed", "held_out_images", "sample_every", "stable_target"):
             count(name, getattr(self, name), at_least=0)
+        for name in ("fid_every", "keep_every"):
+            count(name, getattr(self, name), at_least=0)
+        count("fid_images", self.fid_images, at_least=2)
+        if self.features and (self.inception or self.inception_sha256):
+            raise ValueError("features must come from one network, got --features and --inception: pass one of them")
         if self.seed >= 2**63:
             raise ValueError(f"seed must be below 2**63, got {self.seed}: pass for instance --seed=0")
         positive("learning_rate", self.learning_rate)

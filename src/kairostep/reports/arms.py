@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kairostep.reports.run_names import arm_name, run_names
@@ -10,6 +11,7 @@ from kairostep.runs.history import RunHistory
 # Settings that leave no mark on the weights, and places: they do not part arms
 IGNORED = {"seed", "output", "resume", "workers", "cache", "trackers", "keep_checkpoints", "checkpoint_every"}
 IGNORED |= {"log_every", "density_every", "evaluate_every", "sample_every", "sample_steps", "data.path", "provenance"}
+IGNORED |= {"fid_every", "fid_images", "inception", "inception_sha256", "features", "keep_every"}
 PARTS = ("sampler", "weighting", "data", "network", "process", "prediction")
 NUMBERS = ("steps", "batch_size", "learning_rate", "seed")
 MAX_LINE = 120  # letters of a line in a tooltip
@@ -56,18 +58,30 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return settings
 
 
-def arms_of(histories: Sequence[RunHistory]) -> list[Arm]:
-    """Return the arms, the baseline first, else in the order of their first runs."""
+def arms_of(
+    histories: Sequence[RunHistory], called: Mapping[Path, str] | None = None, baseline_arm: str | None = None
+) -> list[Arm]:
+    """Return the arms, the baseline first, else in the order of their first runs.
+
+    Args:
+        histories: The runs.
+        called: Names of runs by their directories; by default as few folders as tell them apart.
+        baseline_arm: Name of the baseline; by default uniform draws without a weighting.
+    """
     grouped: dict[str, list[RunHistory]] = {}
     for history in histories:
         grouped.setdefault(_identity(history), []).append(history)
     members = list(grouped.values())
     settings = _describe([parting(group[0]) for group in members])
-    baseline = _baseline([group[0] for group in members])
-    names = dict(zip(map(id, histories), run_names([history.directory for history in histories]), strict=True))
+    found = run_names([history.directory for history in histories])
+    names = {id(run): (called or {}).get(run.directory, name) for run, name in zip(histories, found, strict=True)}
+    arm_names = _arm_names(members, names)
+    baseline = (
+        arm_names.index(baseline_arm) if baseline_arm in arm_names else _baseline([group[0] for group in members])
+    )
     keys = {id(history): f"r{i}" for i, history in enumerate(histories)}
     arms = []
-    for i, (name, group) in enumerate(zip(_arm_names(members, names), members, strict=True)):
+    for i, (name, group) in enumerate(zip(arm_names, members, strict=True)):
         runs = [
             ShownRun(keys[id(run)], names[id(run)], short, name, _settings_text(run, settings[i]), run)
             for run, short in zip(group, _short(group, names), strict=True)

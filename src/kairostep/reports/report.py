@@ -2,7 +2,8 @@
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,12 +22,22 @@ from kairostep.reports.training_figures import (
     loss_figures,
     policy_figures,
 )
-from kairostep.reports.verdict import verdict
+from kairostep.reports.verdict import Verdict, verdict
 from kairostep.runs.history import RunHistory
 from kairostep.version import __version__
 
-DEPTH = 3  # of run directories in a folder of runs
+DEPTH = 5  # of run directories in a folder of runs
 RUN_FILES = ("config.yaml", "metrics.jsonl")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a page is told about its runs by `kairostep compare`, which planned them."""
+
+    names: Mapping[Path, str] = field(default_factory=dict)  # of runs, by their directories
+    baseline: str | None = None  # an arm
+    verdict: Verdict | None = None
+    title: str | None = None
 
 
 class Report(NamedTuple):
@@ -37,15 +48,20 @@ class Report(NamedTuple):
     figures: list[Figure]
 
 
-def write_report(directories: Sequence[Path], output: Path) -> Path:
+def write_report(directories: Sequence[Path], output: Path, comparison: Comparison | None = None) -> Path:
     """Write the page of some runs, or of all runs in some folders, and return its path.
 
     ValueError if a directory does not exist or holds no run, or the page cannot be written.
+
+    Args:
+        directories: Runs, or folders of runs.
+        output: The page.
+        comparison: What `kairostep compare` knows of them.
     """
     for package in ("jinja2", "plotly"):
         needed(package)
     runs = find_runs(directories)
-    return write_page(Path(output), whole_page(*make_report(runs)))
+    return write_page(Path(output), whole_page(*make_report(runs, comparison=comparison)))
 
 
 def find_runs(directories: Sequence[Path]) -> list[Path]:
@@ -76,18 +92,23 @@ def runs_in(directory: Path) -> list[Path]:
     return sorted(found, key=_natural)
 
 
-def make_report(directories: Sequence[Path], read: Callable[[Path], RunHistory] = RunHistory.read) -> Report:
+def make_report(
+    directories: Sequence[Path],
+    read: Callable[[Path], RunHistory] = RunHistory.read,
+    comparison: Comparison | None = None,
+) -> Report:
     """Return all that the page of some runs shows."""
-    arms = arms_of([read(directory) for directory in directories])
+    known = comparison or Comparison()
+    arms = arms_of([read(directory) for directory in directories], known.names, known.baseline)
     runs = [run for arm in arms for run in arm.runs]
     draws = density_figures(runs)
-    context: dict[str, Any] = {"title": _title(directories), "intro": _intro(arms), "footer": _footer()}
+    context: dict[str, Any] = {"title": known.title or _title(directories), "intro": _intro(arms), "footer": _footer()}
     if runs:
         samples = sample_grids(runs)
         context |= {
             "arms": arms,
             "missing": MISSING,
-            "verdict": verdict(arms),
+            "verdict": known.verdict or verdict(arms),
             "warnings": warnings(runs),
             "table": results_table(arms),
             "uniform": [] if draws else lines_without_panels(runs, ["density", "product"]),

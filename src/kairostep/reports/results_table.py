@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from kairostep.reports.arms import Arm, ShownRun, same_task
 from kairostep.reports.rounding import MISSING, counted, seconds, with_error
-from kairostep.reports.target import Cost, Ratio, is_paired, ratio_to, spread_of
+from kairostep.reports.target import Cost, is_paired, ratio_to
 from kairostep.runs.history import RunHistory
 from kairostep.runs.metrics import number
+from kairostep.seed_statistics import Ratio, spread_of
 
 HOW_TO_READ = (
     "Every run with its last held-out figures ± standard error over images, and each arm's mean ± standard deviation "

@@ -7,8 +7,8 @@ from typing import Any
 
 from kairostep.reports.arms import Arm, same_task
 from kairostep.reports.rounding import with_error
-from kairostep.reports.target import Spread, spread_of
 from kairostep.runs.history import RunHistory
+from kairostep.seed_statistics import Spread, spread_of
 
 SAME_COST = 0.005  # network evaluations that differ by less are called the same
 

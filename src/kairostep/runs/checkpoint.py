@@ -21,15 +21,16 @@ class CheckpointError(ValueError):
 
 
 class Checkpoints:
-    """The checkpoints of one run: the last `keep` of them and the best are kept.
+    """The checkpoints of one run: the last `keep` of them, the best and those of every so many steps are kept.
 
     Args:
         directory: Holds `step-00001000.safetensors` and so on.
         keep: How many of the last ones stay.
+        keep_every: Those of multiples of so many steps stay, too; 0: none.
     """
 
-    def __init__(self, directory: Path, keep: int) -> None:
-        self.directory, self.keep = directory, keep
+    def __init__(self, directory: Path, keep: int, keep_every: int = 0) -> None:
+        self.directory, self.keep, self.keep_every = directory, keep, keep_every
 
     def paths(self) -> list[Path]:
         """Return the checkpoints, oldest first."""
@@ -48,14 +49,15 @@ class Checkpoints:
         return path
 
     def prune(self, latest: Path) -> None:
-        """Remove all but the last and the best checkpoints, and what an interrupted save left behind."""
+        """Remove all but the checkpoints to keep, and what an interrupted save left behind."""
         for pattern in (".step-*", ".tmp*"):  # safetensors first writes under a name of its own
             for leftover in self.directory.glob(pattern):
                 if not leftover.is_dir():
                     leftover.unlink(missing_ok=True)
         paths = self.paths()
         last = paths[: paths.index(latest) + 1][-self.keep :] if latest in paths else []  # later ones were not readable
-        kept = {*last, self.best()}
+        milestones = [path for path in paths if self.keep_every and (step_of(path) or 0) % self.keep_every == 0]
+        kept = {*last, *milestones, self.best()}
         for path in paths:
             if path not in kept and not path.is_dir():
                 path.unlink(missing_ok=True)  # somebody else may have removed it

@@ -14,6 +14,8 @@ from kairostep.runs.metrics import Metrics, number
 from kairostep.version import __version__
 
 QUIET_SECONDS = 600  # a run that has written nothing for so long is taken for dead
+MAX_RANGES = 8  # of t, in which held-out losses are told apart
+MEASURED = ("fid", "kid", "precision", "recall")  # of images that are generated in training
 FILES = ("config.yaml", "metrics.jsonl", EVALUATIONS)
 
 
@@ -28,6 +30,7 @@ class HeldOutPoint:
     loss_error: float | None
     vlb: float | None
     vlb_error: float | None
+    loss_ranges: tuple[float | None, ...] = ()  # in equal ranges of t, low noise first
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class RunHistory:
     config_text: str
     metrics: Metrics  # thinned
     held_out: list[HeldOutPoint]
-    evaluations: list[dict[str, Any]]  # lines of evaluations.jsonl
+    evaluations: list[dict[str, Any]]  # what was measured of images in training, then lines of evaluations.jsonl
     grids: list[Path]  # in the order of steps
     state: str  # finished, running, stopped or empty
     state_text: str
@@ -51,7 +54,7 @@ class RunHistory:
         problems: list[str] = []
         config, text = _config(directory, problems)
         metrics = Metrics.read(directory / "metrics.jsonl")
-        evaluations = read_evaluations(directory / EVALUATIONS, problems)
+        evaluations = [*_measured(metrics), *read_evaluations(directory / EVALUATIONS, problems)]
         state, state_text = _state(directory, config, metrics)
         held_out = _held_out(metrics)
         problems = [*problems, *metrics.problems, *_version_problems(config)]
@@ -134,14 +137,41 @@ def _grids(directory: Path) -> list[Path]:
 
 def _held_out(metrics: Metrics) -> list[HeldOutPoint]:
     names = ("loss", "loss_error", "vlb", "vlb_error")
-    columns = {name: metrics.get(f"held_out/{name}") for name in names}
-    exact = {name: dict(zip(column.steps, column.values, strict=True)) for name, column in columns.items()}
-    steps = sorted({*columns["loss"].steps, *columns["vlb"].steps})
+    exact = {name: _exact(metrics, f"held_out/{name}") for name in names}
+    steps = sorted({*exact["loss"], *exact["vlb"]})
     seconds = metrics.get("seconds")
+    ranges = [_exact(metrics, f"held_out/loss_ranges/{i}") for i in range(MAX_RANGES)]
+    ranges = [values for values in ranges if values]
     return [
-        HeldOutPoint(step, seconds.at(step), evaluations_at(metrics, step), *(exact[name].get(step) for name in names))
+        HeldOutPoint(
+            step,
+            seconds.at(step),
+            evaluations_at(metrics, step),
+            exact["loss"].get(step),
+            exact["loss_error"].get(step),
+            exact["vlb"].get(step),
+            exact["vlb_error"].get(step),
+            loss_ranges=tuple(values.get(step) for values in ranges),
+        )
         for step in steps
     ]
+
+
+def _exact(metrics: Metrics, name: str) -> dict[float, float]:
+    """Return a series by its steps."""
+    series = metrics.get(name)
+    return dict(zip(series.steps, series.values, strict=True))
+
+
+def _measured(metrics: Metrics) -> list[dict[str, Any]]:
+    """Return what was measured of generated images in training, as lines of evaluations.jsonl, in order of steps."""
+    num, found = _exact(metrics, "generated/num"), []
+    for what in MEASURED:
+        errors = _exact(metrics, f"generated/{what}_error")
+        for step, value in _exact(metrics, f"generated/{what}").items():
+            line = {"what": what, "checkpoint": step, "value": value, "standard_error": errors.get(step)}
+            found.append({**line, "n": num.get(step), "weights": "ema"})
+    return sorted(found, key=lambda line: line["checkpoint"])
 
 
 def evaluations_at(metrics: Metrics, step: float) -> float | None:

@@ -15,7 +15,7 @@ from kairostep.diffusion import Objective, Prediction
 from kairostep.diffusion.process import Process
 from kairostep.experiments.config import Config, load
 from kairostep.experiments.experiment import make_network, make_objective
-from kairostep.runs.checkpoint import CheckpointError, Checkpoints, read, read_digest
+from kairostep.runs.checkpoint import CheckpointError, Checkpoints, read, read_digest, step_of
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,14 @@ def find_checkpoint(directory: Path, which: str | int) -> Path:
     if not str(which).isdecimal() or int(which) not in paths:
         raise ValueError(f"checkpoint must be last, best or a step that was kept, got {which!r}: there are {steps}")
     return paths[int(which)]
+
+
+def find_checkpoints(directory: Path, which: str | int) -> list[str | int]:
+    """Return what to pass for each checkpoint that was asked for: the steps of `all` in order, else the one."""
+    if which != "all":
+        return [which]
+    find_checkpoint(directory, "last")  # says what to do where there is none
+    return [step for path in Checkpoints(directory / "checkpoints", keep=1).paths() if (step := step_of(path))]
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from kairostep.evaluation import held_out_loss
 from kairostep.experiments import Experiment
 from kairostep.generation import generate, save_grid
 from kairostep.progress_meter import ProgressMeter
+from kairostep.training.image_quality import ImageQuality
 
 NUM_GRID_IMAGES = 64
 SAMPLE_SEED = 1  # of the noise of grids and of the held-out loss, the same in all runs so that they pair
@@ -26,6 +27,9 @@ class Monitor:
         self.batch_size = config.batch_size // config.accumulate // accelerator.num_processes
         dataset = experiment.held_out
         self.held_out = None if dataset is None else self._read(dataset, config.held_out_images)
+        self.images: ImageQuality | None = None
+        if config.fid_every and accelerator.is_main_process:
+            self.images = ImageQuality.open(experiment, accelerator.device, self.batch_size)
 
     def _read(self, dataset: Dataset, num: int) -> tuple[Tensor, Tensor | None]:
         samples, labels = dataset.read_some(num)
@@ -42,6 +46,11 @@ class Monitor:
                 self.model, self.experiment.objective, x0, labels=labels, seed=SAMPLE_SEED, batch_size=self.batch_size
             )
         return asdict(result)
+
+    def measure_images(self) -> dict[str, float]:
+        """Return FID, KID, precision and recall of images from the same noise at every step and in every run."""
+        assert self.images is not None
+        return self.images.measure(self.experiment, self.model)
 
     def save_samples(self, path: Path) -> None:
         """Write a grid of samples, from the same noise at every step and in every run."""

@@ -50,7 +50,8 @@ class TrainingProgress:
         if always or (self.meter.plain and "loss" in line):
             held_out = f"held-out loss {line['held_out']['loss']:.5f}" if "held_out" in line else ""
             loss = f"loss {line['loss']:.5f}{self._pace}" if "loss" in line else ""
-            told = ", ".join(filter(None, (loss, held_out)))
+            fid = f"FID {line['generated']['fid']:.2f}" if "generated" in line else ""
+            told = ", ".join(filter(None, (loss, held_out, fid)))
             self.meter.tell(f"{self._place}: {told}" if told else self._place)
         if self.meter.bar is not None and "loss" in line:
             self.meter.bar.set_postfix_str(f"loss {line['loss']:.4f}, {self._images_per_second:.3g} images/s")

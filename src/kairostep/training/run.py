@@ -24,13 +24,11 @@ from kairostep.training.export import export
 from kairostep.training.interruption import Interruption
 from kairostep.training.monitor import Monitor
 from kairostep.training.progress_lines import TrainingProgress, notes_on
+from kairostep.training.run_errors import Diverged
+from kairostep.training.run_errors import RunError as RunError
 from kairostep.training.stopwatch import Stopwatch
 
 log = logging.getLogger("kairostep")
-
-
-class RunError(RuntimeError):
-    """A run that cannot go on; the message says what is left and what to do."""
 
 
 class Run:
@@ -53,7 +51,7 @@ class Run:
         self.trainer = make_trainer(self.experiment, self.accelerator, self.step_mode)
         self.batches = make_batches(self.experiment, self.accelerator)
         self.recorder = Recorder(self.directory, self.accelerator.log if config.trackers else None)
-        self.checkpoints = Checkpoints(self.directory / "checkpoints", config.keep_checkpoints)
+        self.checkpoints = Checkpoints(self.directory / "checkpoints", config.keep_checkpoints, config.keep_every)
         self.clock = Stopwatch(self.accelerator.device)
         self.monitor = Monitor(self.experiment, self.trainer.ema.model, self.accelerator)
         self.lock = DirectoryLock(self.directory) if self.accelerator.is_main_process else None
@@ -130,7 +128,7 @@ class Run:
                 stop = interruption.agreed(self.trainer.step_number)
                 if self.finished:
                     progress.finishing(f"a checkpoint, the model and samples to {self.directory}")
-                if self._due(config.checkpoint_every) or stop:
+                if self._due(config.checkpoint_every) or self._due(config.keep_every) or stop:
                     self._save(line.get("held_out"))
                 # A signal: leave
                 if stop and not self.finished:
@@ -154,19 +152,23 @@ class Run:
         return self.finished or (every > 0 and self.trainer.step_number % every == 0)
 
     def _measure(self, progress: TrainingProgress) -> dict[str, Any]:
-        """Return what is due at this step: losses and the sampler's state, its density, the held-out loss."""
+        """Return what is due: losses and the sampler's state, its density, held-out loss, quality of images."""
         line: dict[str, Any] = {}
         config, on_main = self.config, self.accelerator.is_main_process
         if self._due(config.log_every):
             line |= self._progress()
         if self._due(config.density_every):
             line |= self._distribution()
-        examined = on_main and (self._due(config.evaluate_every) or self._due(config.checkpoint_every))
+        every = (config.evaluate_every, config.checkpoint_every, config.keep_every)
+        examined = on_main and any(map(self._due, every))
         if examined and self.monitor.held_out is not None:
             with self.clock.paused():
                 line["held_out"] = self.monitor.evaluate()
+        if on_main and config.fid_every and self._due(config.fid_every):
+            with self.clock.paused():
+                line["generated"] = self.monitor.measure_images()
         if on_main:
-            progress.measured(line, always=examined)
+            progress.measured(line, always=examined or "generated" in line)
         return line
 
     def _distribution(self) -> dict[str, list[float]]:
@@ -194,8 +196,8 @@ class Run:
             "sampler": diagnostics,
         }
 
-    def _not_finite(self, what: str) -> RunError:
-        return RunError(
+    def _not_finite(self, what: str) -> Diverged:
+        return Diverged(
             f"the {what} no longer finite at step {self.trainer.step_number}: lower --learning_rate or raise "
             f"--warmup_steps; the last good checkpoint is {self._last_checkpoint()}"
         )

@@ -1,0 +1,232 @@
+"""`kairostep compare`: which sampler and weighting for these data, and is the difference real?"""
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kairostep.comparison.answers import Target
+    from kairostep.comparison.arms import ComparisonFile
+    from kairostep.comparison.plan import Plan
+    from kairostep.comparison.tables import Outcome
+
+TEXT = """\
+Trains arms with the same seeds, data, initial weights and noise, and says which is better, as in
+
+  kairostep compare digits --arms uniform,root_loss --seeds 3 --output comparisons/digits
+  kairostep compare images --data.folder=photos --arms uniform,"logit_normal --weighting=min_snr" --output compared
+  kairostep compare --arms experiments/comparisons/ablation-S.yaml --data.path=cifar10.npz --output compared
+  kairostep compare --table comparisons/digits
+
+An arm is a sampler, or one with settings of its own after it; the first arm is the baseline. Settings of all arms are
+--key=value, as in `kairostep train`. The same command goes on where it was stopped, and may add arms and seeds.
+"""
+PARSER = {
+    "help": "compare samplers on your data",
+    "usage": "kairostep compare PRESET | --config FILE --arms ARMS --output DIR [--seeds 3] [--key=value ...]",
+    "description": TEXT,
+    "allow_abbrev": False,
+}
+DEFAULT_SEEDS = "3"
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+MAX_SEEDS = 1000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that are no settings."""
+    add = parser.add_argument
+    add("--config", type=Path, help="a YAML file of settings instead of a preset, such as config.yaml of a run")
+    add("--arms", help='uniform,root_loss,"logit_normal --weighting=min_snr", or a YAML file of named arms')
+    add("--baseline", help="arm that the others are measured by (the first)")
+    add("--seeds", help="how many, or which as in 0,1,5 (3)")
+    add("--learning_rates", help="as in 4e-4,8e-4: each arm is compared at its best, chosen on the first seed")
+    add("--choose_by", choices=["loss", "bound", "fid", "kid"], default="loss", help="... by its end (loss)")
+    add("--target", action="append", metavar="METRIC=VALUE", help="also tell what it takes to get there")
+    add("--budget", help="time for this call, as in 30m or 2h: no run starts that would end later")
+    add("--drop", action="store_true", help="no further seeds for arms that are worse already")
+    add("--jobs", type=int, default=1, help="runs that train at once, one process and GPU each (1)")
+    add("--dry-run", action="store_true", help="show what would be trained and how long it takes")
+    add("--table", type=Path, metavar="DIR", help="only show the comparison in a folder, as it is now")
+    add("--output", type=Path, help="folder of the comparison")
+    parser.set_defaults(run=run)
+
+
+def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
+    """Train what is missing and show the comparison."""
+    from kairostep.comparison.answers import parse_target
+
+    targets = [parse_target(text) for text in known.target or ()]
+    if known.table is not None:
+        show_table(known.table, settings, targets)
+        return
+    from kairostep.comparison.plan import take_up
+
+    plans, targets = read_plans(known, settings)
+    plans = {name: take_up(plan) for name, plan in plans.items()}
+    budget = seconds_of(known.budget)
+    if known.jobs < 1:
+        raise ValueError(f"--jobs must be a whole number of at least 1, got {known.jobs}: pass for instance --jobs 2")
+    if known.dry_run:
+        show_plans(plans, known.jobs)
+        return
+    train_and_show(plans, known, targets, budget)
+
+
+def read_plans(known: argparse.Namespace, settings: Sequence[str]) -> "tuple[dict[str, Plan], list[Target]]":
+    """Return the plan of each task, named by its folder in the output, and the targets."""
+    from kairostep.comparison.answers import parse_target
+    from kairostep.comparison.arms import read_arms
+    from kairostep.comparison.plan import make_plan
+    from kairostep.experiments.command_line import take_preset
+
+    name, settings = take_preset(settings)
+    if known.arms is None:
+        raise ValueError("compare needs arms, got none: pass for instance --arms uniform,root_loss")
+    if known.output is None:
+        raise ValueError("compare needs a folder to work in, got none: pass for instance --output comparisons/mine")
+    file = read_arms(known.arms)
+    if name is None and known.config is None:
+        name = file.preset
+    if (name is None) == (known.config is None):
+        raise ValueError("compare takes a preset or --config FILE: `kairostep presets` lists the presets")
+    tasks = file.tasks or {"": ()}
+    plans = {
+        task: make_plan(
+            known.output / task,
+            name or known.config,
+            file.arms,
+            [*file.settings, *own, *settings],
+            seeds=seeds_of(known.seeds or file.seeds or DEFAULT_SEEDS),
+            rates=rates_of(known.learning_rates, file),
+            baseline=known.baseline or file.baseline,
+        )
+        for task, own in tasks.items()
+    }
+    targets = [*(known.target or ()), *file.targets]
+    check_targets(targets, plans)
+    if known.choose_by in ("fid", "kid") and not all(_measures_fid(plan) for plan in plans.values()):
+        raise ValueError(f"--choose_by {known.choose_by} needs FID, got runs without: pass --fid_every, such as 5000")
+    return plans, [parse_target(text) for text in targets]
+
+
+def check_targets(texts: Sequence[str], plans: "dict[str, Plan]") -> None:
+    """Raise ValueError for a target that no run would measure."""
+    from kairostep.comparison.answers import parse_target
+
+    for text in texts:
+        target = parse_target(text)
+        if target.metric in ("fid", "kid") and not all(_measures_fid(plan) for plan in plans.values()):
+            raise ValueError(
+                f"--target {text} needs FID along the way, got runs without: pass --fid_every, such as 500"
+            )
+
+
+def _measures_fid(plan: "Plan") -> bool:
+    return plan.configs[plan.baseline].fid_every > 0
+
+
+def rates_of(text: str | None, file: "ComparisonFile") -> tuple[float, ...]:
+    """Return the learning rates of the command line, else of the file."""
+    from kairostep.comparison.arms import parse_rates
+
+    return file.learning_rates if text is None else parse_rates(text)
+
+
+def seeds_of(text: str) -> tuple[int, ...]:
+    """Return the first seeds of a number, or those of a list."""
+    words = text.split(",")
+    if not all(word.strip().isdecimal() for word in words):
+        raise ValueError(f"--seeds must be a number or a list such as 0,1,2, got {text!r}: pass for instance --seeds 3")
+    numbers = [int(word) for word in words]
+    if len(numbers) == 1:
+        if not 1 <= numbers[0] <= MAX_SEEDS:
+            raise ValueError(f"--seeds must be in 1..{MAX_SEEDS}, got {numbers[0]}: pass for instance --seeds 3")
+        return tuple(range(numbers[0]))
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"seeds must differ, got {text!r}: name each once")
+    return tuple(numbers)
+
+
+def seconds_of(text: str | None) -> float:
+    """Return the seconds of `30m`, `2h` or `1h30m`."""
+    if text is None:
+        return math.inf
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
+    total = sum(float(number) * UNITS[unit] for number, unit in parts)
+    if "".join(number + unit for number, unit in parts) != text or not total:
+        raise ValueError(f"--budget must be a time such as 90s, 30m or 1h30m, got {text!r}: pass for instance 30m")
+    return total
+
+
+def show_plans(plans: "dict[str, Plan]", jobs: int) -> None:
+    """Print what would be trained."""
+    from kairostep.comparison.estimate import describe_plan, estimate
+
+    for plan in plans.values():
+        print(describe_plan(plan, estimate(plan), jobs), flush=True)
+
+
+def train_and_show(plans: "dict[str, Plan]", known: argparse.Namespace, targets: "list[Target]", budget: float) -> None:
+    """Train what the comparisons lack, and show each."""
+    from kairostep.commands.failures import RUN_ERROR, fail
+    from kairostep.comparison.conduct import Work, conduct
+    from kairostep.comparison.outcome import outcome_of
+    from kairostep.comparison.plan import write_plan
+    from kairostep.runs.directory import alone_in
+    from kairostep.training import RunError
+
+    if any(config.features for plan in plans.values() for config in plan.configs.values()):
+        sys.path.append("")  # modules that lie here are found, as by `python -m`
+    work = Work(known.jobs, budget)
+    shown = []
+    for task, plan in plans.items():
+        with alone_in(plan.output):
+            write_plan(plan)
+            try:
+                notes = conduct(plan, work, drop=known.drop, choose_by=known.choose_by)
+            except RunError as error:
+                fail(f"{error}; the same command goes on", RUN_ERROR)
+            except SystemExit:
+                print("the same command goes on with the comparison", file=sys.stderr, flush=True)
+                raise
+            shown.append((task, plan, outcome_of(plan, targets, choose_by=known.choose_by, notes=notes)))
+    for task, plan, outcome in shown:
+        show(task, plan, outcome)
+
+
+def show_table(folder: Path, settings: Sequence[str], targets: "list[Target]") -> None:
+    """Print the comparisons in a folder, whatever state they are in."""
+    from kairostep.comparison.log_tables import write_tables
+    from kairostep.comparison.logs import has_logs
+    from kairostep.comparison.outcome import outcome_of, plans_in
+
+    if settings:
+        raise ValueError(f"--table shows what is there, got {settings[0]}: leave it out")
+    studies = [place for place in (folder, *sorted(folder.glob("*"))) if has_logs(place)]
+    for place in studies:
+        print(f"\n{place}\n\n{write_tables(place)}", flush=True)
+    for task, plan in plans_in(folder).items() if not studies else ():
+        show(task, plan, outcome_of(plan, targets), page=False)
+
+
+def show(task: str, plan: "Plan", outcome: "Outcome", *, page: bool = True) -> None:
+    """Print a comparison and write its files, and its page if plotly is there."""
+    from kairostep.comparison.outcome import write_comparison_page
+    from kairostep.comparison.tables import terminal_table, write_files
+
+    title = f"{task}: " if task else ""
+    print(f"\n{title}{terminal_table(outcome)}", flush=True)
+    if not page:
+        return
+    files = write_files(outcome, plan.output)
+    if not any(outcome.records.values()):
+        return
+    try:
+        files.append(write_comparison_page(plan, outcome))
+    except ModuleNotFoundError as error:
+        print(f"kairostep: note: no page: {error}", file=sys.stderr)
+    print("\nalso in " + ", ".join(map(str, files)), flush=True)

@@ -1,0 +1,1 @@
+"""Arms x seeds x learning rates, trained in pairs, to ratios with intervals and a verdict."""

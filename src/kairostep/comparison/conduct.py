@@ -1,0 +1,189 @@
+"""Trains the runs of a comparison that are not there yet, one after the other or in several processes."""
+
+import gc
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+
+from kairostep.comparison.answers import MAIN, answer, best_rates
+from kairostep.comparison.plan import DIVERGED, Plan, PlannedRun
+from kairostep.comparison.records import Record, read_record
+from kairostep.files import whole_file
+from kairostep.progress_meter import duration
+from kairostep.training import Run
+from kairostep.training.run_errors import Diverged
+
+SECONDS_BETWEEN = 1.0  # looks of a worker at whether its parent is alive
+
+
+@dataclass
+class Work:
+    """Trains what it is given, as far as the time goes.
+
+    Args:
+        jobs: How many runs train at once, each in a process of its own if there are several.
+        budget: Seconds from now after which no run ends, by the longest so far; the first one starts in any case.
+    """
+
+    jobs: int = 1
+    budget: float = math.inf
+    began: float = field(default_factory=time.monotonic)
+    longest: float = 0.0
+    left: list[PlannedRun] = field(default_factory=list)  # for another call
+
+    def train(self, runs: Sequence[PlannedRun]) -> bool:
+        """Train the runs that are not there yet; False if time ran out before the last of them."""
+        waiting = [run for run in runs if not (run.finished or run.diverged)]
+        if self.jobs == 1:
+            for number, run in enumerate(waiting):
+                if not self._has_time():
+                    self.left += waiting[number:]
+                    return False
+                self._took(train_run(run))
+            return True
+        return self._train_in_processes(waiting) if waiting else True
+
+    def _train_in_processes(self, waiting: list[PlannedRun]) -> bool:
+        """Give each worker a run, then the next one."""
+        context = get_context("spawn")
+        numbers: Any = context.SimpleQueue()
+        for number in range(self.jobs):
+            numbers.put(number)
+        given = (numbers, self.jobs, os.getpid())
+        pool = ProcessPoolExecutor(self.jobs, context, initializer=begin_worker, initargs=given)
+        busy: set[Future[float]] = set()
+        try:
+            while waiting or busy:
+                while waiting and len(busy) < self.jobs and self._has_time():
+                    busy.add(pool.submit(train_run, waiting.pop(0)))
+                if not busy:
+                    break
+                done, busy = wait(busy, return_when=FIRST_COMPLETED)
+                for future in done:
+                    self._took(future.result())
+        finally:
+            pool.shutdown(cancel_futures=True)
+        self.left += waiting
+        return not waiting
+
+    def _has_time(self) -> bool:
+        return not self.longest or time.monotonic() - self.began + self.longest <= self.budget
+
+    def _took(self, seconds: float) -> None:
+        self.longest = max(self.longest, seconds)
+
+
+def begin_worker(numbers: Any, jobs: int, parent: int) -> None:
+    """Give this process a GPU of its own if there are any, and end it in good order once its parent is gone."""
+    number = numbers.get()
+    if torch.cuda.is_available():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices[number % len(devices)]  # before CUDA starts
+    else:
+        torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # between runs; a run that trains heeds it
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(SECONDS_BETWEEN)
+        os.kill(os.getpid(), signal.SIGTERM)  # a run saves a checkpoint first
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def train_run(run: PlannedRun) -> float:
+    """Train one run, or go on with it, and return the seconds that took; a run that diverges is marked as such."""
+    began = time.monotonic()
+    training = Run(run.config)
+    print(f"\n{run.name}, learning rate {run.rate:g}: {training.description}", flush=True)
+    try:
+        training.train()
+    except Diverged as error:
+        mark_diverged(run, training.trainer.step_number, str(error))
+        print(f"{run.name} diverged and is left as it is: {error}", flush=True)
+    del training
+    gc.collect()  # networks and their graphs refer to themselves
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return time.monotonic() - began
+
+
+def mark_diverged(run: PlannedRun, step: int, message: str) -> None:
+    """Keep the same command from training it to the same end again."""
+    with whole_file(run.directory / DIVERGED) as temporary:
+        temporary.write_text(json.dumps({"step": step, "message": message}) + "\n")
+
+
+def conduct(plan: Plan, work: Work, *, drop: bool = False, choose_by: str = MAIN) -> list[str]:
+    """Train what a comparison lacks and return notes on what was left out.
+
+    The first seed trains at every rate, the others at the best one of each arm. All arms of a seed come before the
+    next seed, so that whatever time there is, seeds are whole.
+
+    Args:
+        plan: What is compared.
+        work: Trains the runs.
+        drop: Whether arms that end beyond the baseline, by an interval over two seeds or more, train no further seeds.
+        choose_by: The metric by which rates are chosen.
+    """
+    first, *others = plan.seeds
+    notes = list[str]()
+    in_time = work.train([run for arm in plan.names for run in plan.runs(arm, first)])
+    rates = chosen_rates(plan, choose_by)
+    for seed in others if in_time else ():
+        worse = dropped_arms(plan, rates) if drop else []
+        served = [arm for arm in plan.names if arm in rates and arm not in worse]
+        in_time = work.train([plan.run(arm, seed, rates[arm]) for arm in served])
+        notes += [f"{arm} was dropped before seed {seed}: its interval is beyond the baseline" for arm in worse]
+        if not in_time:
+            break
+    if not in_time:
+        left = ", ".join(run.name for run in work.left)
+        notes.append(f"the budget of {duration(work.budget)} leaves for another call: {left}")
+    return list(dict.fromkeys(notes))
+
+
+def dropped_arms(plan: Plan, rates: dict[str, float]) -> list[str]:
+    """Return the arms that end worse than the baseline beyond the spread of the seeds so far."""
+    found = answer(records_of(plan, rates), plan.baseline)
+    ends = {each.arm: each.ratios.get(MAIN) for each in found}
+    return [arm for arm, ratio in ends.items() if ratio is not None and ratio.decided > 0]
+
+
+def chosen_rates(plan: Plan, choose_by: str = MAIN) -> dict[str, float]:
+    """Return the rate of each arm: the only one, or that which ended best on the first seed."""
+    if len(plan.rates) < 2:
+        return {arm: (plan.rates or (config.learning_rate,))[0] for arm, config in plan.configs.items()}
+
+    def record(arm: str, rate: float) -> Record | None:
+        return read_record(plan.run(arm, plan.seeds[0], rate))
+
+    return best_rates(record, plan.names, plan.rates, choose_by)
+
+
+def records_of(plan: Plan, rates: dict[str, float]) -> dict[str, dict[int, Record]]:
+    """Return what was measured so far, by arm and seed, each arm at its rate."""
+    found: dict[str, dict[int, Record]] = {}
+    for arm in plan.names:
+        runs = [plan.run(arm, seed, rates[arm]) for seed in plan.seeds] if arm in rates else []
+        read = {run.seed: read_record(run) for run in runs}
+        found[arm] = {seed: record for seed, record in read.items() if record is not None}
+    return found
+
+
+def every_run(plan: Plan) -> Iterator[PlannedRun]:
+    """Yield all runs that may be there."""
+    for arm in plan.names:
+        for seed in plan.seeds:
+            yield from plan.runs(arm, seed)

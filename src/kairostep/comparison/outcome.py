@@ -1,0 +1,74 @@
+"""From the folder of a comparison to what it shows: answers, notes and the page."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kairostep.comparison.answers import MAIN, ArmAnswer, Target, answer
+from kairostep.comparison.conduct import chosen_rates, records_of
+from kairostep.comparison.plan import NAME, Plan, read_plan
+from kairostep.comparison.records import read_record
+from kairostep.comparison.tables import Outcome, make_notes
+from kairostep.reports.report import Comparison, write_report
+from kairostep.reports.verdict import Verdict
+
+PAGE = "comparison.html"
+
+
+def outcome_of(
+    plan: Plan, targets: Sequence[Target] = (), *, choose_by: str = MAIN, notes: Sequence[str] = ()
+) -> Outcome:
+    """Return what the runs of a comparison show so far."""
+    rates = chosen_rates(plan, choose_by)
+    records = records_of(plan, rates)
+    answers = answer(records, plan.baseline, targets, rates)
+    return Outcome(plan.baseline, answers, records, _trials(plan), make_notes(plan.rates, answers, notes))
+
+
+def _trials(plan: Plan) -> dict[str, dict[float, float | None]]:
+    """Return the held-out loss of each rate on the first seed."""
+    found: dict[str, dict[float, float | None]] = {}
+    for arm in plan.names:
+        for run in plan.runs(arm, plan.seeds[0]):
+            record = read_record(run)
+            found.setdefault(arm, {})[run.rate] = record.final(MAIN) if record is not None else None
+    return found
+
+
+def plans_in(folder: Path) -> dict[str, Plan]:
+    """Return the comparisons in a folder by their names there: its own, or those of its tasks."""
+    if not folder.is_dir():
+        raise ValueError(f"a comparison must be a folder, got {folder}: name what `kairostep compare` wrote")
+    if (folder / NAME).exists():
+        return {"": read_plan(folder)}
+    found = {path.parent.name: read_plan(path.parent) for path in sorted(folder.glob(f"*/{NAME}"))}
+    return found or {"": read_plan(folder)}  # which says what is missing
+
+
+def headline(answers: Sequence[ArmAnswer], baseline: str) -> str:
+    """Return what all arms together show, in a line."""
+    others = [each for each in answers if each.arm != baseline]
+    if all(len(each.seeds) < 2 for each in others):
+        return "No verdict: no arm has two finished seeds."
+    words = {-1: f"Better than {baseline}", 1: f"Worse than {baseline}", 0: "No difference that these seeds can show"}
+    named = {word: [each.arm for each in others if each.decided == sign] for sign, word in words.items()}
+    return " ".join(f"{word}: {', '.join(arms)}." for word, arms in named.items() if arms)
+
+
+def write_comparison_page(plan: Plan, outcome: Outcome) -> Path:
+    """Write the page of a comparison: verdicts first, runs named by arm and seed, each arm at its rate."""
+    rates = chosen_rates(plan)
+    runs = [
+        plan.run(arm, seed, each.rate or rates[arm])
+        for each in outcome.answers
+        for arm, seed in ((each.arm, seed) for seed in outcome.records[each.arm])
+    ]
+    return write_report(
+        [run.directory for run in runs],
+        plan.output / PAGE,
+        Comparison(
+            {run.directory.absolute(): run.name for run in runs},
+            plan.baseline,
+            Verdict(headline(outcome.answers, plan.baseline), [*outcome.verdicts, *outcome.notes]),
+            plan.output.absolute().name,
+        ),
+    )

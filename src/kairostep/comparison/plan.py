@@ -1,0 +1,267 @@
+"""Which runs a comparison is made of, where they lie, and what keeps them from being compared."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from kairostep.bounded_files import Unreadable, read_yaml
+from kairostep.comparison.arms import Arm
+from kairostep.experiments import Config, preset
+from kairostep.experiments.command_line import settle
+from kairostep.experiments.config import UNSET, from_dict, load, to_dict, with_overrides
+from kairostep.experiments.experiment import check, make_objective, resolve
+from kairostep.files import whole_file
+from kairostep.registry import unknown
+
+NAME = "comparison.yaml"
+NUM_MEASUREMENTS = 20  # of the held-out loss in a run, unless evaluate_every says otherwise
+# What arms share, or their runs would not pair: data, initial weights, and how they are measured
+SHARED = (
+    *("data", "autoencoder", "network", "label_dropout", "process", "prediction", "held_out_images", "sample_steps"),
+    *("fid_every", "fid_images", "inception", "inception_sha256", "features", "precision", "deterministic", "trackers"),
+)
+PER_RUN = ("seed", "output", "resume")  # what the comparison sets by itself
+PLACES = ("output", "resume", "cache", "workers", "seed", "inception", "trackers")  # may change from call to call
+DATA_PLACES = ("data.path", "data.folder")
+DIVERGED = "diverged.json"  # in the directory of a run that was given up
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """An arm with a seed and a learning rate."""
+
+    arm: str
+    seed: int
+    rate: float
+    config: Config  # with its output directory
+
+    @property
+    def directory(self) -> Path:
+        """The run directory."""
+        return Path(str(self.config.output))
+
+    @property
+    def name(self) -> str:
+        """What it is called in a list."""
+        return f"{self.arm}/seed-{self.seed}"
+
+    @property
+    def finished(self) -> bool:
+        """Whether all of it is on disk: the last samples are written when everything else is."""
+        return (self.directory / "samples" / f"step-{self.config.steps:08d}.png").is_file()
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it was given up since its loss was no longer finite."""
+        return (self.directory / DIVERGED).is_file()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A comparison: arms beside a baseline on one task."""
+
+    output: Path
+    arms: list[Arm]
+    baseline: str
+    seeds: tuple[int, ...]
+    rates: tuple[float, ...]  # to try; none: one for all arms, that of the settings
+    configs: Mapping[str, Config]  # by arm, with every default filled in and seed 0
+
+    def runs(self, arm: str, seed: int) -> list[PlannedRun]:
+        """Return the runs of an arm and a seed, one for each rate."""
+        return [self.run(arm, seed, rate) for rate in self.rates or (self.configs[arm].learning_rate,)]
+
+    def run(self, arm: str, seed: int, rate: float) -> PlannedRun:
+        """Return one run."""
+        folder = self.output / "runs" / arm / f"rate-{rate:g}" / f"seed-{seed}"
+        config = replace(self.configs[arm], seed=seed, learning_rate=rate, output=str(folder))
+        return PlannedRun(arm, seed, rate, config)
+
+    @property
+    def names(self) -> list[str]:
+        """The arms, the baseline first."""
+        return [self.baseline, *(arm.name for arm in self.arms if arm.name != self.baseline)]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What is kept on disk: enough to read the runs without the command that made them."""
+        return {
+            "baseline": self.baseline,
+            "seeds": list(self.seeds),
+            "learning_rates": list(self.rates),
+            "arms": {arm.name: list(arm.settings) for arm in self.arms},
+            "configs": {name: _kept(config) for name, config in self.configs.items()},
+        }
+
+
+def _kept(config: Config) -> dict[str, Any]:
+    return {key: value for key, value in to_dict(config).items() if key not in PLACES}
+
+
+def make_plan(
+    output: Path,
+    name: str | Path,
+    arms: Sequence[Arm],
+    settings: Sequence[str],
+    *,
+    seeds: Sequence[int],
+    rates: Sequence[float] = (),
+    baseline: str | None = None,
+) -> Plan:
+    """Return the plan of a comparison; ValueError for what cannot be trained or compared.
+
+    Args:
+        output: The folder of the comparison.
+        name: A preset, or the path of a config.
+        arms: What is compared.
+        settings: Of all arms.
+        seeds: Of each arm.
+        rates: Learning rates to choose from for each arm.
+        baseline: What the others are measured by; the first arm unless named.
+    """
+    check_arms(arms)
+    baseline = arms[0].name if baseline is None else baseline
+    if baseline not in [arm.name for arm in arms]:
+        raise ValueError(f"the baseline must be one of the arms: {unknown('arm', baseline, [a.name for a in arms])}")
+    configs = {arm.name: config_of(name, arm, settings) for arm in arms}
+    check_shared(configs, baseline)
+    if rates and any(_sets(arm, "learning_rate") for arm in arms):
+        raise ValueError(
+            "the rate of an arm is one of --learning_rates, got an arm with its own: leave one of them out"
+        )
+    return Plan(output, list(arms), baseline, tuple(seeds), tuple(rates), configs)
+
+
+def check_arms(arms: Sequence[Arm]) -> None:
+    """Raise ValueError unless there are two arms or more, each with a name of its own."""
+    names = [arm.name for arm in arms]
+    if len(arms) < 2:
+        raise ValueError(f"a comparison needs two arms or more, got {names or 'none'}: pass --arms uniform,root_loss")
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"each arm must have a name of its own, got {twice[0]!r} twice: name them in a YAML file")
+    for arm in arms:
+        for key in PER_RUN:
+            if _sets(arm, key):
+                raise ValueError(f"--{key} is the same for all arms, got it in arm {arm.name}: pass it for all")
+
+
+def _sets(arm: Arm, key: str) -> bool:
+    return any(word.partition("=")[0].replace("-", "_") == f"__{key}" for word in arm.settings)
+
+
+def config_of(name: str | Path, arm: Arm, settings: Sequence[str]) -> Config:
+    """Return the settings of an arm with every default filled in, measured often enough to be compared."""
+    changes = [*settings, *arm.settings]
+    try:
+        base = preset(name) if isinstance(name, str) else load(name, pipes=True)
+        config = with_overrides(replace(base, sample_every=0, keep_checkpoints=1, output=None, seed=0), changes)
+        chosen = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in changes}
+        every = -(-config.steps // NUM_MEASUREMENTS)
+        often = {key: every for key in ("evaluate_every", "log_every") if key not in chosen}
+        config = replace(config, **often)  # type: ignore[arg-type]
+        if isinstance(name, str):
+            config = settle(config, changes)
+        config, objective = make_objective(resolve(config))
+        check(config, objective.process, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        return config
+    except ValueError as error:
+        raise ValueError(f"{error} (in arm {arm.name})") from error
+
+
+def check_shared(configs: Mapping[str, Config], baseline: str) -> None:
+    """Raise ValueError, with what differs, for arms that would not compare, and for two that are one."""
+    first = to_dict(configs[baseline])
+    for name, config in configs.items():
+        own = to_dict(config)
+        other = [key for key in SHARED if own[key] != first[key]]
+        if other:
+            key = other[0]
+            raise ValueError(
+                f"arms must share data, network, process and measurements to be compared, got {key} {own[key]} in arm "
+                f"{name} and {first[key]} in {baseline}: pass --{key} for all arms, or compare them apart"
+            )
+    names = list(configs)
+    for i, name in enumerate(names):
+        for earlier in names[:i]:
+            if to_dict(configs[name]) == to_dict(configs[earlier]):
+                raise ValueError(f"arms must differ, got {earlier} and {name} with the same settings: leave one out")
+
+
+def read_plan(output: Path) -> Plan:
+    """Return the plan of a comparison that was begun; ValueError where none was."""
+    path = output / NAME
+    try:
+        raw = read_yaml(path)
+        arms = [Arm(name, tuple(settings)) for name, settings in raw["arms"].items()]
+        configs = {name: from_dict(config) for name, config in raw["configs"].items()}
+        plan = Plan(output, arms, raw["baseline"], tuple(raw["seeds"]), tuple(raw["learning_rates"]), configs)
+    except FileNotFoundError:
+        raise ValueError(f"a comparison must hold {NAME}, got {output}: name what `kairostep compare` wrote") from None
+    except (OSError, Unreadable, TypeError, KeyError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path} must be what `kairostep compare` wrote, got {error}: put back a good copy") from error
+    return plan
+
+
+def take_up(plan: Plan) -> Plan:
+    """Return the plan together with what is in its folder; ValueError, with what differs, where they do not compare.
+
+    Arms, seeds and rates may be added. Those that were there stay in the comparison.
+    """
+    if not (plan.output / NAME).exists():
+        if plan.output.is_dir() and any(path.name != ".lock" for path in plan.output.iterdir()):
+            raise ValueError(
+                f"a comparison must go to a folder of its own, got {plan.output} with other files in it: "
+                "pass another --output"
+            )
+        return plan
+    before = read_plan(plan.output)
+    if before.baseline != plan.baseline:
+        raise _refusal(plan, [f"baseline: {before.baseline} -> {plan.baseline}"])
+    old, new = before.configs[plan.baseline], plan.configs[plan.baseline]
+    changed = _changes(old, new)
+    if changed:
+        raise _refusal(plan, changed)
+    for name in before.configs.keys() & plan.configs.keys():
+        if changed := _changes(before.configs[name], plan.configs[name]):
+            raise _refusal(plan, [f"{name}, {change}" for change in changed])
+    configs = {**before.configs, **plan.configs}
+    check_shared(configs, plan.baseline)
+    there = {arm.name: arm for arm in before.arms} | {arm.name: arm for arm in plan.arms}
+    seeds = tuple(dict.fromkeys([*before.seeds, *plan.seeds]))
+    rates = tuple(sorted({*before.rates, *plan.rates}))
+    return replace(plan, arms=list(there.values()), configs=configs, seeds=seeds, rates=rates)
+
+
+def _changes(old: Config, new: Config) -> list[str]:
+    """Return `key: old -> new` for all that differs, places aside."""
+    before, after = _flat(_kept(old)), _flat(_kept(new))
+    keys = [key for key in {**before, **after} if before.get(key, UNSET) != after.get(key, UNSET)]
+    return [f"{key}: {before.get(key, UNSET)} -> {after.get(key, UNSET)}" for key in keys if key not in DATA_PLACES]
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by dotted names, the name of a part under its own."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        options = value if isinstance(value, dict) else {"name": value}
+        flat |= {key if option == "name" else f"{key}.{option}": given for option, given in options.items()}
+    return flat
+
+
+def _refusal(plan: Plan, changed: Sequence[str]) -> ValueError:
+    return ValueError(
+        f"{plan.output} holds another comparison ({'; '.join(changed)}): pass the same settings to go on with it, or "
+        "another --output"
+    )
+
+
+def write_plan(plan: Plan) -> None:
+    """Write what is compared, whole or not at all."""
+    plan.output.mkdir(parents=True, exist_ok=True)
+    with whole_file(plan.output / NAME) as temporary:
+        temporary.write_text(yaml.safe_dump(plan.record, sort_keys=False))

@@ -1,0 +1,113 @@
+"""What a run of a comparison measured, read from its directory or from a log of an earlier study."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kairostep.comparison.plan import DIVERGED, PlannedRun
+from kairostep.runs.history import HeldOutPoint, RunHistory, evaluations_at
+
+COSTS = ("steps", "images", "evaluations", "seconds")
+LABELS = {
+    "loss": "held-out loss",
+    "bound": "held-out bound",
+    "fid": "FID",
+    "kid": "KID",
+    "precision": "precision",
+    "recall": "recall",
+}
+FALLING = ("loss", "bound", "fid", "kid")  # less is better: these can be reached
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run: values along the way, and what had been spent by then."""
+
+    arm: str
+    seed: int
+    state: str  # finished, unfinished or diverged
+    spent: Mapping[int, Mapping[str, float]]  # by step: what each of COSTS was then
+    values: Mapping[str, Mapping[int, float]]  # by metric and step
+    ranges: Sequence[float] = ()  # the last held-out loss in equal ranges of t, low noise first
+    place: str = ""  # device and commit: seconds compare within one
+    stopped: int | None = None  # step at which it diverged
+    batch_size: int = 0
+    probes: bool = False  # whether its sampler asks the network
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def final(self, metric: str) -> float | None:
+        """Return the last value of a metric if the run has ended."""
+        values = self.values.get(metric)
+        return list(values.values())[-1] if values and self.state == "finished" else None
+
+    def curve(self, metric: str, cost: str) -> tuple[list[float], list[float]]:
+        """Return costs and values at the measurements of a metric whose cost is known."""
+        steps = [step for step in self.values.get(metric, {}) if cost in self.spent.get(step, {})]
+        return [self.spent[step][cost] for step in steps], [self.values[metric][step] for step in steps]
+
+
+def read_record(run: PlannedRun) -> Record | None:
+    """Return what a run has measured so far, None if it was never begun."""
+    if not (run.directory / "config.yaml").is_file():
+        return None
+    history = RunHistory.read(run.directory)
+    values: dict[str, dict[int, float]] = {}
+    for point in history.held_out:
+        for metric, value in (("loss", point.loss), ("bound", point.vlb)):
+            if value is not None:
+                values.setdefault(metric, {})[int(point.step)] = value
+    for line in history.evaluations:
+        if "weights" in line and line.get("n") == run.config.fid_images and line["what"] in LABELS:
+            values.setdefault(line["what"], {})[int(line["checkpoint"])] = float(line["value"])
+    stopped = _stopped_at(run)
+    state = "diverged" if stopped is not None else "finished" if run.finished else "unfinished"
+    probes = (history.spent("probe_evaluations") or 0) > 0
+    return Record(
+        run.arm,
+        run.seed,
+        state,
+        _spent(history, run.config.batch_size, {step for found in values.values() for step in found}),
+        values,
+        ranges=_ranges(history.held_out),
+        place=_place(history.config),
+        stopped=stopped,
+        batch_size=run.config.batch_size,
+        probes=probes,
+        facts={"rate": run.rate, "directory": str(run.directory)},
+    )
+
+
+def _stopped_at(run: PlannedRun) -> int | None:
+    try:
+        return int(json.loads((run.directory / DIVERGED).read_text())["step"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def _spent(history: RunHistory, batch_size: int, steps: set[int]) -> dict[int, dict[str, float]]:
+    """Return what was spent at these steps; seconds leave out the start of a run, in which code is compiled."""
+    seconds = history.metrics.get("seconds")
+    each = None
+    if len(seconds.steps) > 1:
+        each = (seconds.values[-1] - seconds.values[0]) / (seconds.steps[-1] - seconds.steps[0])
+    found = {}
+    for step in sorted(steps):
+        known = {"steps": step, "images": step * batch_size, "evaluations": evaluations_at(history.metrics, step)}
+        known["seconds"] = None if each is None else step * each
+        found[step] = {cost: float(value) for cost, value in known.items() if value is not None}
+    return found
+
+
+def _ranges(held_out: Sequence[HeldOutPoint]) -> tuple[float, ...]:
+    last = held_out[-1].loss_ranges if held_out else ()
+    known = [value for value in last if value is not None]
+    return tuple(known) if len(known) == len(last) else ()
+
+
+def _place(config: Mapping[str, Any]) -> str:
+    provenance = config.get("provenance")
+    facts = provenance if isinstance(provenance, Mapping) else {}
+    return f"{facts.get('device')} {facts.get('commit')}"

@@ -1,0 +1,201 @@
+"""A comparison for people and programs: a table with verdicts below it, comparison.json and comparison.csv."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kairostep.comparison.answers import COST_NAMES, MAIN, ArmAnswer, Reaching, shown
+from kairostep.comparison.records import COSTS, LABELS, Record
+from kairostep.files import whole_file
+from kairostep.seed_statistics import PairedRatio, spread_of
+
+MISSING = "-"
+ONE_RATE = "One learning rate was used for all arms: one that suits the baseline may not suit the others."
+HOW_TO_READ = (
+    "Ratios to {baseline} of the same seeds, 95 % intervals in parentheses: below 1 is better. Costs are those of "
+    "getting to {baseline}'s final held-out loss; `> 1.2 (1 of 3)`: one of three seeds got there."
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that a comparison shows."""
+
+    baseline: str
+    answers: list[ArmAnswer]
+    records: Mapping[str, Mapping[int, Record]]
+    rate_trials: Mapping[str, Mapping[float, float | None]]  # by arm and rate: the held-out loss on the first seed
+    notes: list[str]
+
+    @property
+    def verdicts(self) -> list[str]:
+        """A sentence for each arm but the baseline."""
+        return [each.verdict for each in self.answers if each.verdict]
+
+
+def make_notes(rates: Sequence[float], arms: Sequence[ArmAnswer], more: Sequence[str] = ()) -> list[str]:
+    """Return what a reader has to know beside the numbers."""
+    notes = [] if len(rates) > 1 else [ONE_RATE]
+    one_seed = all(len(each.seeds) < 2 for each in arms)
+    if one_seed:
+        notes.append("One seed shows no difference beyond the spread of seeds: there is no verdict (--seeds 3).")
+    for each in arms:
+        if each.diverged:
+            places = ", ".join(f"seed {seed} at step {step}" for seed, step in each.diverged.items())
+            notes.append(f"{each.arm} diverged: {places}.")
+        if each.unfinished:
+            notes.append(f"{each.arm} has not finished seed {', '.join(map(str, each.unfinished))}.")
+    return [*notes, *more]
+
+
+def terminal_table(outcome: Outcome) -> str:
+    """Return the table, the rates that were tried, notes, and verdicts last."""
+    parts = [aligned(rows_of(outcome)), HOW_TO_READ.format(baseline=outcome.baseline)]
+    if any(len(trials) > 1 for trials in outcome.rate_trials.values()):
+        parts.append(aligned(rate_rows(outcome)))
+    ranges = range_rows(outcome)
+    parts += [aligned(ranges)] if len(ranges) > 1 else []
+    parts += ["\n".join(outcome.notes)] if outcome.notes else []
+    parts += ["\n".join(outcome.verdicts)] if outcome.verdicts else []
+    return "\n\n".join(parts)
+
+
+def rows_of(outcome: Outcome) -> list[list[str]]:
+    """Return a heading and a row for each arm."""
+    metrics = [metric for metric in LABELS if any(metric in each.finals for each in outcome.answers)]
+    goals = list(dict.fromkeys(r.goal for each in outcome.answers for r in each.reaching if r.target))
+    costs = _told_costs(outcome)
+    head = ["arm", "rate", "seeds", *(LABELS[metric] for metric in metrics), *(COST_NAMES[cost] for cost in costs)]
+    rows = [[*head, *(f"steps to {goal}" for goal in goals)]]
+    for each in outcome.answers:
+        own = each.arm == outcome.baseline
+        cells = [each.arm, MISSING if each.rate is None else f"{each.rate:g}", str(len(each.seeds))]
+        cells += [_final(each, metric, own) for metric in metrics]
+        cells += ["1" if own else _ratio(_to_loss(each), cost) for cost in costs]
+        cells += [_spent(next((r for r in each.reaching if r.goal == goal), None)) for goal in goals]
+        rows.append(cells)
+    return rows
+
+
+def _told_costs(outcome: Outcome) -> list[str]:
+    """Return the costs that differ from others: images with the batch size, evaluations with that or with probes."""
+    records = [record for of_arm in outcome.records.values() for record in of_arm.values()]
+    sizes = len({record.batch_size for record in records}) > 1
+    told = {"steps": True, "images": sizes, "evaluations": sizes or any(record.probes for record in records)}
+    return [cost for cost in COSTS if told.get(cost, True)]
+
+
+def rate_rows(outcome: Outcome) -> list[list[str]]:
+    """Return the held-out losses of every rate that was tried, the chosen one marked."""
+    rates = sorted({rate for trials in outcome.rate_trials.values() for rate in trials})
+    chosen = {each.arm: each.rate for each in outcome.answers}
+    rows = [["held-out loss by rate", *(f"{rate:g}" for rate in rates)]]
+    for arm, trials in outcome.rate_trials.items():
+        values = [trials.get(rate) for rate in rates]
+        texts = [MISSING if value is None else f"{value:.5g}" for value in values]
+        rows.append([arm, *(text + " *" * (chosen[arm] == rate) for text, rate in zip(texts, rates, strict=True))])
+    return rows
+
+
+def range_rows(outcome: Outcome) -> list[list[str]]:
+    """Return the ratios of held-out losses by range of t."""
+    num = max((len(each.ranges) for each in outcome.answers), default=0)
+    rows = [["held-out loss by t", *(f"{i / num:g}-{(i + 1) / num:g}" for i in range(num))]]
+    return rows + [[each.arm, *map(shown, each.ranges)] for each in outcome.answers if len(each.ranges) == num > 0]
+
+
+def _to_loss(each: ArmAnswer) -> Reaching | None:
+    return next((reaching for reaching in each.reaching if reaching.metric == MAIN and reaching.target is None), None)
+
+
+def _ratio(reaching: Reaching | None, cost: str) -> str:
+    ratio = reaching.ratios.get(cost) if reaching else None
+    return MISSING if ratio is None else shown(ratio)
+
+
+def _final(each: ArmAnswer, metric: str, own: bool) -> str:
+    if own or metric in ("precision", "recall"):
+        values = list(each.finals.get(metric, {}).values())
+        return f"{spread_of(values).mean:.5g}" if values else MISSING
+    ratio = each.ratios.get(metric)
+    return MISSING if ratio is None else shown(ratio)
+
+
+def _spent(reaching: Reaching | None) -> str:
+    found = list(reaching.spent.get("steps", {}).values()) if reaching else []
+    return ", ".join("never" if value is None else f"{value:,.0f}" for value in found) or MISSING
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows in columns, a line below the first."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def plain(outcome: Outcome) -> dict[str, Any]:
+    """Return the comparison as plain data."""
+    return {
+        "baseline": outcome.baseline,
+        "verdicts": outcome.verdicts,
+        "notes": outcome.notes,
+        "learning_rates": {
+            arm: {f"{rate:g}": value for rate, value in trials.items()} for arm, trials in outcome.rate_trials.items()
+        },
+        "arms": {each.arm: _plain_arm(each) for each in outcome.answers},
+    }
+
+
+def _plain_arm(each: ArmAnswer) -> dict[str, Any]:
+    return {
+        "learning_rate": each.rate,
+        "seeds": list(each.seeds),
+        "diverged": {str(seed): step for seed, step in each.diverged.items()},
+        "unfinished": list(each.unfinished),
+        "decided": {-1: "better", 0: None, 1: "worse"}[each.decided],
+        "verdict": each.verdict,
+        "final": {metric: {str(seed): v for seed, v in values.items()} for metric, values in each.finals.items()},
+        "final_ratio": {metric: _plain_ratio(ratio) for metric, ratio in each.ratios.items()},
+        "loss_by_t_ratio": [_plain_ratio(ratio) for ratio in each.ranges],
+        "reaching": [
+            {
+                "metric": reaching.metric,
+                "target": reaching.target.value if reaching.target else "the baseline's final value",
+                "spent": {c: {str(seed): v for seed, v in by.items()} for c, by in reaching.spent.items()},
+                "ratio": {cost: _plain_ratio(ratio) for cost, ratio in reaching.ratios.items()},
+            }
+            for reaching in each.reaching
+        ],
+    }
+
+
+def _plain_ratio(ratio: PairedRatio) -> dict[str, Any]:
+    by_seed = {str(seed): {"value": one.value, "reached": one.reached} for seed, one in ratio.by_seed.items()}
+    return {"mean": ratio.mean, "interval": ratio.interval, "by_seed": by_seed}
+
+
+def csv_text(outcome: Outcome) -> str:
+    """Return one row for each run."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["arm", "learning_rate", "seed", "state", *COSTS, *LABELS])
+    rates = {each.arm: each.rate for each in outcome.answers}
+    for arm, records in outcome.records.items():
+        for seed, record in records.items():
+            spent = list(record.spent.values())[-1] if record.spent else {}
+            ends = [list(values.values())[-1] if (values := record.values.get(name)) else "" for name in LABELS]
+            writer.writerow([arm, rates[arm], seed, record.state, *(spent.get(cost, "") for cost in COSTS), *ends])
+    return file.getvalue()
+
+
+def write_files(outcome: Outcome, folder: Path) -> list[Path]:
+    """Write comparison.json and comparison.csv, each whole or not at all, and return their paths."""
+    texts = {"comparison.json": json.dumps(plain(outcome), indent=1) + "\n", "comparison.csv": csv_text(outcome)}
+    for name, text in texts.items():
+        with whole_file(folder / name) as temporary:
+            temporary.write_text(text)
+    return [folder / name for name in texts]

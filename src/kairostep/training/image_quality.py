@@ -1,0 +1,98 @@
+"""How good the images of a model are while it trains: FID, KID, precision and recall of so many."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from kairostep.data import Dataset
+from kairostep.evaluation.features import FeatureNetwork, NoInception, load_features, load_inception
+from kairostep.evaluation.measure import measure_images
+from kairostep.evaluation.moments import FeatureStatistics, feature_statistics
+from kairostep.evaluation.reference import reference_statistics
+from kairostep.experiments import Config, Experiment, Trained
+from kairostep.experiments.experiment import load_data
+from kairostep.generation.image_folder import Request, make_batch
+from kairostep.progress_meter import ProgressMeter
+
+
+@dataclass(frozen=True)
+class ImageQuality:
+    """A network that describes images, and what it makes of the data."""
+
+    network: FeatureNetwork
+    reference: FeatureStatistics
+    device: torch.device
+    batch_size: int
+
+    @classmethod
+    def open(cls, experiment: Experiment, device: torch.device, batch_size: int) -> Self:
+        """Return what the settings name; statistics of the data are computed now, or found in the cache.
+
+        ValueError without a network.
+        """
+        config, images = experiment.config, images_of(experiment, device)
+        network = open_network(config, images.shape, device)
+        reference = reference_statistics(images, network, cache=config.cache, device=device, batch_size=batch_size)
+        return cls(network, reference, device, batch_size)
+
+    @torch.no_grad()
+    def measure(self, experiment: Experiment, model: nn.Module) -> dict[str, float]:
+        """Return the measurements and, as `fid_error` and so on, their standard errors; they are of `num` images."""
+        generated = feature_statistics(self.network, self._images(experiment, model), device=self.device)
+        found = measure_images(generated, self.reference)
+        values = {measurement.what: measurement.estimate.value for measurement in found}
+        errors = {f"{measurement.what}_error": measurement.estimate.error for measurement in found}
+        return {**values, **errors, "num": experiment.config.fid_images}
+
+    def _images(self, experiment: Experiment, model: nn.Module) -> Iterator[Tensor]:
+        config = experiment.config
+        half = "bf16" if config.precision == "bf16" else "fp32"
+        request = Request(num=config.fid_images, steps=config.sample_steps, precision=half)
+        trained = as_trained(experiment, model)
+        with ProgressMeter(config.fid_images, "images for FID", unit="image") as meter:
+            for rows in torch.split(torch.arange(config.fid_images), self.batch_size):
+                yield make_batch(trained, request, rows.tolist(), self.device).pixels.permute(0, 3, 1, 2)
+                meter.update(len(rows))
+
+
+def images_of(experiment: Experiment, device: torch.device) -> Dataset:
+    """Return the training set as images."""
+    config = experiment.config
+    if config.autoencoder is None:
+        return experiment.dataset
+    return load_data(replace(config, autoencoder=None, held_out_images=0, label_dropout=None), device)[0]
+
+
+def open_network(config: Config, shape: tuple[int, ...], device: torch.device) -> FeatureNetwork:
+    """Return the network that the settings name, or the installed Inception; ValueError without one."""
+    if config.features is not None:
+        return load_features(config.features, shape, device=device)
+    pin = {} if config.inception_sha256 is None else {"sha256": config.inception_sha256}
+    path = None if config.inception is None else Path(config.inception)
+    try:
+        return load_inception(path, device=device, **pin)
+    except NoInception as error:
+        raise ValueError(f"--fid_every needs the network that FID is defined on: {error}") from error
+
+
+def as_trained(experiment: Experiment, model: nn.Module) -> Trained:
+    """Return a model in training as one to generate with; it has no checkpoint."""
+    return Trained(
+        experiment.config,
+        experiment.process,
+        experiment.prediction,
+        experiment.objective,
+        model,
+        experiment.dataset.shape,
+        experiment.num_classes,
+        experiment.to_pixels,
+        experiment.config.autoencoder is None,
+        checkpoint=Path(),
+        step=0,
+        weights="ema",
+        digest="",
+    )
