@@ -54,7 +54,9 @@ class Case:
             torch.manual_seed(0)
             model = nn.Linear(num, num)
         experiment = SamplerContext(Objective(DiscreteProcess.linear()), model, self.shape, seed=seed)
-        return self.make(experiment), model
+        sampler = self.make(experiment)
+        sampler.set_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))  # as the trainer does
+        return sampler, model
 
     def batch(self, step: int) -> Tensor:
         """Return the data of a step, (B, *shape)."""

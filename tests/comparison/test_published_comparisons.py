@@ -1,6 +1,7 @@
 """Every file in experiments/comparisons can be planned, and the negative control draws in the wrong places."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,14 @@ from kairostep.timesteps import RootLoss
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments" / "comparisons").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def importable_controls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let arms name what lies in benchmarks/samplers, as the commands in the files do by PYTHONPATH."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "samplers"))
+    yield
+    sys.modules.pop("permuted_root_loss", None)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -42,8 +51,7 @@ def test_the_arms_are_those_that_each_file_is_about() -> None:
     assert sum(name.startswith("root_loss") for name in arms["what-and-where"]) == 6
 
 
-def test_the_control_is_as_uneven_in_other_bins_and_keeps_the_objective(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+def test_the_control_is_as_uneven_in_other_bins_and_keeps_the_objective() -> None:
     from permuted_root_loss import PermutedRootLoss
 
     samplers = [kind(num_bins=10, warmup=1, refresh=1, floor=0.1) for kind in (RootLoss, PermutedRootLoss)]
@@ -56,4 +64,3 @@ def test_the_control_is_as_uneven_in_other_bins_and_keeps_the_objective(monkeypa
     torch.testing.assert_close(plain.sort().values, permuted.sort().values)
     drawn = samplers[1].sample(torch.zeros(4096, 1))
     assert float((drawn.weight * drawn.t).mean()) == pytest.approx(0.5, abs=0.02)
-    sys.modules.pop("permuted_root_loss", None)

@@ -149,7 +149,7 @@ def test_a_loss_is_made_by_dotted_path_from_plain_options() -> None:
     t = torch.linspace(0.05, 0.95, 11)
     sigma = infonoise.process.sigma(t)
     torch.testing.assert_close(infonoise.loss_weight(t), (sigma**2 + 0.25) / (sigma * 0.5) ** 2)
-    with pytest.raises(ValueError, match="samplers are uniform"):
+    with pytest.raises(ValueError, match="samplers are adaptive, beta"):
         constructed(path, sampler="rootloss")
     with pytest.raises(ValueError, match="sampler must be a kairostep sampler"):
         constructed(path, sampler="min_snr")

@@ -12,7 +12,7 @@ from small_runs import SMALL, assert_same_state, checkpoint_paths, configure, li
 
 import kairostep.cli
 from kairostep.evaluation import features
-from kairostep.reports import RunHistory
+from kairostep.runs import RunHistory
 from kairostep.training import Run
 
 PIXELS = """

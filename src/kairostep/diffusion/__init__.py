@@ -15,6 +15,7 @@ from kairostep.diffusion.weighting import Weighting as Weighting
 from kairostep.diffusion.weighting import as_weighting as as_weighting
 from kairostep.diffusion.weighting import constant as constant
 from kairostep.diffusion.weighting import debias as debias
+from kairostep.diffusion.weighting import density_weighting as density_weighting
 from kairostep.diffusion.weighting import edm as edm
 from kairostep.diffusion.weighting import min_snr as min_snr
 from kairostep.diffusion.weighting import p2 as p2

@@ -119,7 +119,7 @@ def as_weighting(sampler: TimestepSampler, process: Process, prediction: Predict
 
 
 @weightings.register("density")
-def density(process: Process, of: str = "logit_normal") -> Weighting:
+def density_weighting(process: Process, of: str = "logit_normal") -> Weighting:
     """Return the density of a fixed sampler as a weighting: `as_weighting` by name.
 
     Args:

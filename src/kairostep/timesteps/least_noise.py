@@ -103,39 +103,46 @@ class LeastNoise(TableSampler):
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
         """Record the losses of all ranks, and probe the gradient if it is time."""
-        num_before = self.steps.num_steps
+        num_before, probed = self.steps.num_steps, None
         if is_due(num_before, self.warmup):
             assert loss_at is not None  # `learns_from_step` checked it
             with isolated_randomness(x0.device, probe_seed(self.steps.seed, num_before)), torch.enable_grad():
-                self.probe(x0, loss_at, num_due(num_before))
+                probed = self.probe(x0, loss_at, num_due(num_before))
         yield
+        if probed is not None:
+            self.record_probe(num_due(num_before), *probed)
         self.record(drawn.t, losses)
 
-    def probe(self, x0: Tensor, loss_at: LossAt, number: int) -> None:
-        """Measure the squared size of single gradients at the bin whose turn it is, from one gradient of a few rows.
+    def probe(self, x0: Tensor, loss_at: LossAt, number: int) -> tuple[Tensor, Tensor]:
+        """Return the squared size of single gradients in the bin whose turn it is, and the rows' loss.
 
         The gradient of the losses with random signs has the size of all rows' gradients, since products between rows
-        cancel on average.
+        cancel on average: one backward pass of a few rows is enough.
         """
-        optimizer, num_bins = self._named_optimizer(), self.num_bins
-        bin_ = int((number * GOLDEN % 1) * num_bins)  # neighbours in time are far apart in t
+        optimizer = self._named_optimizer()
         rows = torch.randperm(len(x0), device=x0.device)[: self.rows_per_probe]
-        t = (bin_ + torch.rand(len(rows), device=x0.device)) / num_bins
+        t = (self.probed_bin(number) + torch.rand(len(rows), device=x0.device)) / self.num_bins
         losses = check_losses(loss_at(rows, t), rows)
         if not losses.requires_grad:
             raise ValueError("LeastNoise needs a differentiable loss_at: take it out of torch.no_grad()")
         signs = torch.randint(2, (len(rows),), device=x0.device).to(losses) * 2 - 1
         gradients = torch.autograd.grad((signs * losses).sum(), trained_parameters(optimizer), materialize_grads=True)
-        with torch.no_grad():
-            size = squared_size(gradients, optimizer) / len(rows)
-            loss = self._moments(t, losses.detach().float()).mean()
-            centre = t.new_full((1,), (bin_ + 0.5) / num_bins)
-            mean_loss = loss_moments(self.squares).mean().clamp(min=1e-30)  # losses fall, the metric's scale stays
-            usable = (size < LARGEST) & (loss < LARGEST) & (size > 0) & (loss > 0)
-            keep = (1 - 1 / (number + 1)) ** FORGETTING
-            self.sizes.add(centre, torch.where(usable, size, torch.nan)[None], keep)
-            self.probe_losses.add(centre, torch.where(usable, loss / mean_loss, torch.nan)[None], keep)
-            self.num_probes += sum_over_ranks(torch.full_like(self.num_probes, len(rows)))
+        self.num_probes += sum_over_ranks(torch.full_like(self.num_probes, len(rows)))
+        return squared_size(gradients, optimizer) / len(rows), self._moments(t, losses.detach().float()).mean()
+
+    def probed_bin(self, number: int) -> int:
+        """Return the bin of a probe: neighbours in time are far apart in t."""
+        return int((number * GOLDEN % 1) * self.num_bins)
+
+    @torch.no_grad()
+    def record_probe(self, number: int, size: Tensor, loss: Tensor) -> None:
+        """Take in a probe; one that is not finite, or zero, is skipped and counted."""
+        centre = size.new_full((1,), (self.probed_bin(number) + 0.5) / self.num_bins)
+        mean_loss = loss_moments(self.squares).mean().clamp(min=1e-30)  # losses fall, the metric's scale stays
+        usable = (size < LARGEST) & (loss < LARGEST) & (size > 0) & (loss > 0)
+        keep = (1 - 1 / (number + 1)) ** FORGETTING
+        self.sizes.add(centre, torch.where(usable, size, torch.nan)[None], keep)
+        self.probe_losses.add(centre, torch.where(usable, loss / mean_loss, torch.nan)[None], keep)
 
     def _moments(self, t: Tensor, losses: Tensor) -> Tensor:
         return losses if self.loss_weight is None else losses * self.loss_weight(t)

@@ -13,10 +13,11 @@ from kairostep.evaluation.features import FeatureNetwork, NoInception, load_feat
 from kairostep.evaluation.measure import measure_images
 from kairostep.evaluation.moments import FeatureStatistics, feature_statistics
 from kairostep.evaluation.reference import reference_statistics
-from kairostep.experiments import Config, Experiment, Trained
+from kairostep.experiments import Config, Experiment
 from kairostep.experiments.experiment import load_data
 from kairostep.generation.image_folder import Request, make_batch
 from kairostep.progress_meter import ProgressMeter
+from kairostep.runs import Trained
 
 
 @dataclass(frozen=True)

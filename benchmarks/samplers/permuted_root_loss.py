@@ -24,6 +24,6 @@ class PermutedRootLoss(RootLoss):
         order = torch.randperm(self.num_bins, generator=torch.Generator().manual_seed(ORDER_SEED))
         self.register_buffer("order", order, persistent=False)
 
-    def learned(self) -> Tensor:
+    def learned_mass(self) -> Tensor:
         """Return what the losses ask for in other bins, (K,), summing to 1."""
-        return super().learned()[self.order]
+        return super().learned_mass()[self.order]

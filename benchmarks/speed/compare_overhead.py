@@ -1,6 +1,6 @@
 """What `kairostep compare` costs beside the same runs by hand: seconds of this process, in turns.
 
-    python benchmarks/compare_overhead.py [--steps 300] [--rounds 3]
+    python benchmarks/speed/compare_overhead.py [--steps 300] [--rounds 3]
 
 Both train the same configs of digits in one process; `compare` also plans, reads what was measured, chooses and writes
 its table, json, csv and page.
