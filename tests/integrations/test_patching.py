@@ -75,6 +75,22 @@ def test_a_mask_is_no_weight_and_prior_means_are_of_the_second_half() -> None:
     assert prior.count("prior.mean") == 1
 
 
+def test_a_branch_for_predicted_images_passes_its_snr_on() -> None:
+    loss = """                if args.prediction_type == "epsilon":
+                    loss = F.mse_loss(model_pred.float(), noise.float())  # this could have different weights!
+                elif args.prediction_type == "sample":
+                    alpha_t = noise_scheduler.alphas_cumprod[timesteps].view(-1, 1, 1, 1)
+                    snr_weights = alpha_t / (1 - alpha_t)
+                    loss = snr_weights * F.mse_loss(model_pred.float(), latents.float(), reduction="none")
+                    loss = loss.mean()
+                else:
+                    raise ValueError(f"Unsupported prediction type: {args.prediction_type}")
+"""
+    patched = patch_script(script(RANDINT, loss)).text
+    assert 'timestep_sampler.mean(F.mse_loss(model_pred.float(), noise.float(), reduction="none"))  # this' in patched
+    assert "loss = timestep_sampler.mean(loss, snr_weights)\n" in patched
+
+
 def test_windows_line_ends_stay() -> None:
     text = SCRIPTS["mse"].replace("\n", "\r\n")
     patched = patch_script(text).text
