@@ -1,5 +1,7 @@
 """Patched scripts run: uniform draws leave the losses bitwise, root_loss learns, checkpoints hold the sampler."""
 
+import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,9 +29,12 @@ def _alone() -> Iterator[None]:
 
 
 def run(text: str, arguments: list[str], **settings: Any) -> dict[str, Any]:
-    """Run a script and return its variables."""
-    forget_accelerators()
-    space: dict[str, Any] = {"__name__": "script"}
+    """Run a script and return its variables, and in SAMPLERS the sampler that it made."""
+    if not torch.distributed.is_initialized():
+        forget_accelerators()
+    space: dict[str, Any] = {"__name__": "script", "SAMPLERS": []}
+    made = ", accelerator, seed=args.seed)\n"
+    text = text.replace(made, f"{made}    SAMPLERS.append(timestep_sampler)\n")
     exec(compile(text, "script.py", "exec"), space)
     space["SETTINGS"].update(SETTINGS | settings)
     space["main"](space["parse_args"](arguments))
@@ -91,6 +96,33 @@ def test_the_sampler_survives_the_scripts_own_resume(tmp_path: Path) -> None:
     assert all(map(torch.equal, whole["DRAWN"][120:], resumed["DRAWN"]))
     fresh = run(text, ["--timestep_sampler=root_loss", "--seed=4"], max_train_steps=2)
     assert not torch.equal(fresh["DRAWN"][0], whole["DRAWN"][0])
+
+
+def run_rank(rank: int, folder: str, port: int) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
+    text = patch_script(SCRIPTS["snr"]).text
+    space = run(text, ["--seed=3", f"--output_dir={folder}"], max_train_steps=100, checkpointing_steps=60)
+    drawn, density = torch.stack(space["DRAWN"]), space["SAMPLERS"][0].sampler.density(20)
+    torch.distributed.barrier()
+    resumed = run(
+        text, ["--seed=3", f"--output_dir={folder}"], max_train_steps=100, resume_from_checkpoint="checkpoint-60"
+    )
+    torch.save({"drawn": drawn, "density": density, "resumed": torch.stack(resumed["DRAWN"])}, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_draw_different_times_from_one_state(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(run_rank, (str(tmp_path), port), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert torch.equal(first["density"], second["density"])
+    assert all(not torch.equal(*pair) for pair in zip(first["drawn"], second["drawn"], strict=True))
+    for saved in (first, second):
+        assert torch.equal(saved["drawn"][60:], saved["resumed"])
 
 
 class Alone:
