@@ -192,6 +192,15 @@ def test_uniform_draws_by_the_schemes_of_diffusers(scheme: str) -> None:
     assert bool((scheme_quantile(scheme, t, **options).diff() <= 0).all())  # noise at u = 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_shares_stay_under_one_in_every_precision(dtype: torch.dtype) -> None:
+    drawing = sampler("uniform")
+    drawing.sampler.sample = lambda x0: ks.Timesteps(torch.full((2,), 1 - 2**-24), torch.ones(2))  # type: ignore[method-assign]
+    shares = drawing.rand((2,), dtype=dtype)
+    assert shares.dtype == dtype
+    assert bool((shares < 1).all())
+
+
 def test_prior_halves_have_their_own_weights_and_one_observation() -> None:
     drawing = sampler(ks.RootLoss(warmup=1, refresh=1))
     drawing.randint(0, 1000, (4,))

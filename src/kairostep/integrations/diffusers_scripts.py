@@ -56,10 +56,11 @@ class ScriptSampler:
         (num_rows,) = size
         return (low + self._draw(num_rows).index(high - low)).to(device=device, dtype=dtype)
 
-    def rand(self, size: tuple[int], *, device: Any = None) -> Tensor:
+    def rand(self, size: tuple[int], *, device: Any = None, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return shares (B,) in [0, 1) of the script's own draws, called as `torch.rand`."""
         (num_rows,) = size
-        return self._draw(num_rows).t.to(device=device)
+        largest = 1 - torch.finfo(dtype).eps / 2  # under 1 in this precision too
+        return self._draw(num_rows).t.clamp(max=largest).to(device=device, dtype=dtype)
 
     def multinomial(self, weights: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
         """Return steps (B,), places in the script's weights (K,), called as `torch.multinomial`."""
