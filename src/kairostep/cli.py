@@ -10,7 +10,19 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import kairostep
-from kairostep.commands import analyse, compare, data, doctor, evaluate, generate, presets, preview, report, train
+from kairostep.commands import (
+    analyse,
+    compare,
+    data,
+    doctor,
+    evaluate,
+    generate,
+    patch,
+    presets,
+    preview,
+    report,
+    train,
+)
 from kairostep.commands.failures import RUN_ERROR, USAGE_ERROR, fail, missing_for, words_for
 from kairostep.commands.leaving import leave_process_group
 from kairostep.commands.streams import lossy_output, silent_without_reader
@@ -24,6 +36,7 @@ COMMANDS: dict[str, Any] = {  # modules with PARSER and add_arguments; `run` is 
     "analyse": analyse,
     "report": report,
     "presets": presets,
+    "patch": patch,
     "doctor": doctor,
     "data": data,
 }

@@ -19,6 +19,7 @@ FOLDERS = sorted(path.parent for path in EXAMPLES.glob("*/with_sampler.py") if p
 NUM_STEPS = 3
 MAX_CHANGES = 11  # lines; the loss of diffusers' scripts is a scalar, which costs two of them
 MAX_LINES = 70
+LONGER = {"text_to_image_lora": 105}  # with arguments, checkpoints and the four networks of SDXL
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
@@ -76,7 +77,7 @@ def test_few_lines_change(folder: Path) -> None:
     changes = [line[:2] for line in difflib.ndiff(before, after)]
     assert 0 < changes.count("+ ") <= MAX_CHANGES, folder.name
     assert changes.count("- ") <= MAX_CHANGES
-    assert len(after) <= MAX_LINES
+    assert len(after) <= LONGER.get(folder.name, MAX_LINES)
 
 
 @pytest.mark.parametrize("script", ["plain.py", "with_sampler.py"])
