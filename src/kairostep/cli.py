@@ -7,47 +7,30 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from importlib import import_module
+from typing import NoReturn
 
 import kairostep
-from kairostep.commands import (
-    analyse,
-    compare,
-    data,
-    doctor,
-    evaluate,
-    generate,
-    patch,
-    presets,
-    preview,
-    report,
-    train,
-)
 from kairostep.commands.failures import RUN_ERROR, USAGE_ERROR, fail, missing_for, words_for
 from kairostep.commands.leaving import leave_process_group
 from kairostep.commands.streams import lossy_output, silent_without_reader
 
-COMMANDS: dict[str, Any] = {  # modules with PARSER and add_arguments; `run` is set there
-    "train": train,
-    "generate": generate,
-    "evaluate": evaluate,
-    "preview": preview,
-    "compare": compare,
-    "analyse": analyse,
-    "report": report,
-    "presets": presets,
-    "patch": patch,
-    "doctor": doctor,
-    "data": data,
-}
-WITH_SETTINGS = ("train", "preview", "analyse", "compare")  # of training, as --key=value
-LONG = (
+NAMES = (
     "train",
     "generate",
     "evaluate",
-    "analyse",
+    "preview",
     "compare",
-)  # their work is on disk: it goes on where nobody reads along
+    "analyse",
+    "report",
+    "presets",
+    "patch",
+    "doctor",
+    "data",
+)
+COMMANDS = {name: import_module(f"kairostep.commands.{name}") for name in NAMES}  # with PARSER and add_arguments
+WITH_SETTINGS = ("train", "preview", "analyse", "compare")  # of training, as --key=value
+LONG = ("train", "generate", "evaluate", "analyse", "compare")  # their work is on disk: it goes on without a reader
 
 
 class Parser(argparse.ArgumentParser):

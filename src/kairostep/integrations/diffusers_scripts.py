@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-import kairostep as ks
+from kairostep.by_name import from_name
 from kairostep.checks import choice
 from kairostep.integrations.accelerate import Accelerated
 from kairostep.integrations.diffusers import SCHEMES
-from kairostep.integrations.reach import check_reach, learn_without_step
+from kairostep.integrations.foreign_loop import check_needs, learn_without_step
 from kairostep.timesteps import RootLoss, Timesteps, TimestepSampler
 from kairostep.timesteps.histogram import BELOW_ONE
 
@@ -168,12 +168,12 @@ class PriorHalf:
 def sampler_for_script(sampler: str | TimestepSampler, seed: int | None = None) -> TimestepSampler:
     """Return the sampler of this name, or the sampler itself, if it does with what a script can show it."""
     if not isinstance(sampler, str):
-        check_reach(sampler, "a patched script", x0=False, loss_at=False)
+        check_needs(sampler, "a patched script", x0=False, loss_at=False)
         return sampler
-    made = ks.from_name(sampler, **({} if seed is None else {"seed": seed}))
+    made = from_name(sampler, **({} if seed is None else {"seed": seed}))
     if not isinstance(made, TimestepSampler):
         raise ValueError(f"--timestep_sampler must name a sampler, got the weighting {sampler!r}: take root_loss")
-    check_reach(made, "a patched script", x0=False, loss_at=False)
+    check_needs(made, "a patched script", x0=False, loss_at=False)
     return made
 
 
