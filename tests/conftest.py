@@ -16,6 +16,22 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and so would t
 sys.path.append(str(LIBRARIES))  # last: what the environment has comes first
 
 
+LONG = (
+    "test_kills",
+    "test_processes",
+    "test_conduct",
+    "test_demo",
+    "test_outside_parts",
+    "test_signals",
+    "test_docs_site",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that take longest: at the end, one of them would keep a single process busy."""
+    items.sort(key=lambda item: item.path.stem not in LONG)
+
+
 def pytest_xdist_auto_num_workers() -> int:
     """Return the processes of `-n auto`: one more than there are cores, since tests of runs wait for each other."""
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1

@@ -61,6 +61,7 @@ def trained(make: Callable[[nn.Module], ks.TimestepSampler], num_steps: int) -> 
     model = nn.Sequential(nn.Linear(9, 64), nn.SiLU(), nn.Linear(64, 8))
     objective, optimizer = ks.Objective(ks.DiscreteProcess.linear()), torch.optim.Adam(model.parameters(), lr=3e-3)
     sampler, num_rows = make(model), 256
+    sampler.set_optimizer(optimizer)
 
     def losses(x0: Tensor, t: Tensor) -> Tensor:
         return objective(lambda xt, time: model(torch.cat([xt, t[:, None]], dim=1)), x0, t)
@@ -98,6 +99,10 @@ PICTURES: dict[str, tuple[str, Callable[[], Curves]]] = {  # page -> what is sho
     "adaptive": (
         "learned on CIFAR-10, paid by the bound",
         lambda: measured({name: CIFAR10.format(name, "adaptive-vlb") for name in ("linear", "cosine", "flow")}),
+    ),
+    "least_noise": (
+        "learned on a small problem, linear schedule",
+        lambda: trained(lambda model: ks.LeastNoise(), 400),
     ),
     "loss_second_moment": (
         "learned on a small problem, linear schedule",

@@ -17,7 +17,16 @@ def run_demo(output: Path) -> str:
     line = re.search(r"\$\(BIN\)/kairostep (compare .*)", MAKEFILE)
     assert line is not None
     words = [word for word in shlex.split(line[1]) if word not in ("--steps=500", "runs/demo")]
-    command = [sys.executable, "-m", "kairostep", *words, str(output), "--steps=12"]
+    command = [
+        sys.executable,
+        "-m",
+        "kairostep",
+        *words,
+        str(output),
+        "--steps=12",
+        "--sample_steps=4",
+        "--held_out_images=64",
+    ]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
 
 

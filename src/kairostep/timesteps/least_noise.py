@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kairostep.checks import count, function, positive_share, share
-from kairostep.ranks import sum_over_ranks, world_size
+from kairostep.ranks import rank, world_size
 from kairostep.registry import samplers
 from kairostep.timesteps.bin_means import BinMeans
 from kairostep.timesteps.context import SamplerContext
@@ -22,7 +22,7 @@ from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, learns_from_
 
 EARLY_EVERY = 10  # steps between probes up to step `EARLY`; from there on they grow with the step number
 EARLY = 500
-GOLDEN = (math.sqrt(5) - 1) / 2
+GOLDEN, SILVER = (math.sqrt(5) - 1) / 2, math.sqrt(2) - 1  # multiples of them spread evenly over [0, 1)
 KERNEL_WIDTH = 0.075  # of t, over which the ratio of gradient to loss is averaged
 MAX_VALUES = 8.0  # probes of a bin that count in that average: later ones replace earlier ones
 MAX_CORRECTION = 4.0  # of the density, either way
@@ -87,7 +87,7 @@ class LeastNoise(TableSampler):
         self.refresh = count("refresh", refresh)
         self.gate = share("gate", gate)
         self.squares = BinMeans(num_bins, decay, power=2)
-        self.sizes, self.probe_losses = BinMeans(num_bins, 0.9), BinMeans(num_bins, 0.9)
+        self.log_ratios = BinMeans(num_bins, decay=0.9)  # of gradient to loss, both squared
         self.num_shown = 0  # rows of the last step, over all ranks
         self.register_buffer("num_probes", torch.tensor(0))
 
@@ -103,46 +103,56 @@ class LeastNoise(TableSampler):
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
         """Record the losses of all ranks, and probe the gradient if it is time."""
-        num_before, probed = self.steps.num_steps, None
+        num_before, log_ratio = self.steps.num_steps, None
         if is_due(num_before, self.warmup):
             assert loss_at is not None  # `learns_from_step` checked it
-            with isolated_randomness(x0.device, probe_seed(self.steps.seed, num_before)), torch.enable_grad():
-                probed = self.probe(x0, loss_at, num_due(num_before))
+            self.num_probes += min(self.rows_per_probe, len(x0))
+            seed = probe_seed(self.steps.seed, num_before, own_rank=0)  # whichever rank has the rows
+            with isolated_randomness(x0.device, seed), torch.enable_grad():
+                log_ratio = self.probe(x0, loss_at, num_due(num_before))
         yield
-        if probed is not None:
-            self.record_probe(num_due(num_before), *probed)
+        if log_ratio is not None:
+            self.record_probe(num_due(num_before), log_ratio)
         self.record(drawn.t, losses)
 
-    def probe(self, x0: Tensor, loss_at: LossAt, number: int) -> tuple[Tensor, Tensor]:
-        """Return the squared size of single gradients in the bin whose turn it is, and the rows' loss.
+    def probe(self, x0: Tensor, loss_at: LossAt, number: int) -> Tensor:
+        """Return the log of the squared size of single gradients over their loss, (1,), in the bin whose turn it is.
 
         The gradient of the losses with random signs has the size of all rows' gradients, since products between rows
-        cancel on average: one backward pass of a few rows is enough.
+        cancel on average: one backward pass of a few rows is enough. They are rows of one rank, (0,) on the others.
         """
         optimizer = self._named_optimizer()
-        rows = torch.randperm(len(x0), device=x0.device)[: self.rows_per_probe]
-        t = (self.probed_bin(number) + torch.rand(len(rows), device=x0.device)) / self.num_bins
-        losses = check_losses(loss_at(rows, t), rows)
+        rows = self.probed_rows(len(x0), number)
+        if len(rows) == 0:
+            return x0.new_empty(0, dtype=torch.float32)
+        index = torch.arange(rows.start, rows.stop, device=x0.device)
+        within = torch.rand(len(rows), dtype=torch.float32, device=x0.device)
+        t = (self.probed_bin(number) + within) / self.num_bins
+        losses = check_losses(loss_at(index, t), index)
         if not losses.requires_grad:
             raise ValueError("LeastNoise needs a differentiable loss_at: take it out of torch.no_grad()")
         signs = torch.randint(2, (len(rows),), device=x0.device).to(losses) * 2 - 1
         gradients = torch.autograd.grad((signs * losses).sum(), trained_parameters(optimizer), materialize_grads=True)
-        self.num_probes += sum_over_ranks(torch.full_like(self.num_probes, len(rows)))
-        return squared_size(gradients, optimizer) / len(rows), self._moments(t, losses.detach().float()).mean()
+        size = squared_size(gradients, optimizer) / len(rows)
+        loss = self._moments(t, losses.detach().float()).mean() / loss_moments(self.squares).mean().clamp(min=1e-30)
+        usable = (size < LARGEST) & (loss < LARGEST) & (size > 0) & (loss > 0)
+        return torch.where(usable, (size / loss).log(), torch.nan)[None]
 
     def probed_bin(self, number: int) -> int:
         """Return the bin of a probe: neighbours in time are far apart in t."""
         return int((number * GOLDEN % 1) * self.num_bins)
 
+    def probed_rows(self, num_rows: int, number: int) -> range:
+        """Return this rank's rows of a probe: those of one rank in turn, as one rank would take of the whole batch."""
+        num_parts = max(1, num_rows * world_size() // self.rows_per_probe)
+        first = int((number * SILVER % 1) * num_parts) * self.rows_per_probe - rank() * num_rows
+        return range(first, min(first + self.rows_per_probe, num_rows)) if 0 <= first < num_rows else range(0)
+
     @torch.no_grad()
-    def record_probe(self, number: int, size: Tensor, loss: Tensor) -> None:
-        """Take in a probe; one that is not finite, or zero, is skipped and counted."""
-        centre = size.new_full((1,), (self.probed_bin(number) + 0.5) / self.num_bins)
-        mean_loss = loss_moments(self.squares).mean().clamp(min=1e-30)  # losses fall, the metric's scale stays
-        usable = (size < LARGEST) & (loss < LARGEST) & (size > 0) & (loss > 0)
-        keep = (1 - 1 / (number + 1)) ** FORGETTING
-        self.sizes.add(centre, torch.where(usable, size, torch.nan)[None], keep)
-        self.probe_losses.add(centre, torch.where(usable, loss / mean_loss, torch.nan)[None], keep)
+    def record_probe(self, number: int, log_ratio: Tensor) -> None:
+        """Take in a probe of any rank; one that is not finite is skipped and counted."""
+        centre = torch.full_like(log_ratio, (self.probed_bin(number) + 0.5) / self.num_bins)
+        self.log_ratios.add(centre, log_ratio, keep=(1 - 1 / (number + 1)) ** FORGETTING)
 
     def _moments(self, t: Tensor, losses: Tensor) -> Tensor:
         return losses if self.loss_weight is None else losses * self.loss_weight(t)
@@ -173,11 +183,10 @@ class LeastNoise(TableSampler):
 
     def correction(self) -> Tensor:
         """Return the ratio of gradient to loss in each bin, (K,), about 1: what the loss alone misses."""
-        num = self.sizes.num_seen[:-1].float().clamp(max=MAX_VALUES)  # (K,)
-        seen = num > 0
-        log_ratio = torch.where(seen, (self.sizes.total / self.probe_losses.total).log(), 0.0)
+        num = self.log_ratios.num_seen[:-1].float().clamp(max=MAX_VALUES)  # (K,)
+        log_ratio = torch.where(num > 0, self.log_ratios.total / self.log_ratios.weight.clamp(min=1e-30), 0.0)
         mean = (num * log_ratio).sum() / num.sum().clamp(min=1)
-        centres = (torch.arange(self.num_bins, device=num.device) + 0.5) / self.num_bins
+        centres = (torch.arange(self.num_bins, dtype=num.dtype, device=num.device) + 0.5) / self.num_bins
         kernel = (-((centres[:, None] - centres) / KERNEL_WIDTH).square() / 2).exp()  # (K, K)
         weight = kernel * num
         smooth = (weight @ (log_ratio - mean)) / (weight.sum(1) + 1)  # one probe's worth of no correction
@@ -194,7 +203,7 @@ class LeastNoise(TableSampler):
             "gate": (mass != mass[0]).any().float(),
             "probe_evaluations": self.num_probes,
             "skipped_losses": self.squares.num_skipped,
-            "skipped_probes": self.sizes.num_skipped,
+            "skipped_probes": self.log_ratios.num_skipped,
         }
 
 

@@ -76,9 +76,9 @@ def global_generators(device: torch.device) -> list[torch.Generator]:
     return generators
 
 
-def probe_seed(seed: int, step: int) -> int:
-    """Return the seed of a probe's noise: a function of (seed, rank, step)."""
-    return (seed * 0xD1B54A33 + step * 0x9E3779B1 + rank()) % 2**63
+def probe_seed(seed: int, step: int, own_rank: int | None = None) -> int:
+    """Return the seed of a probe's noise: a function of (seed, rank, step), of this rank by default."""
+    return (seed * 0xD1B54A33 + step * 0x9E3779B1 + (rank() if own_rank is None else own_rank)) % 2**63
 
 
 @contextmanager
