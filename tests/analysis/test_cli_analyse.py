@@ -102,6 +102,23 @@ def test_interdependence_of_a_run(run: Path, capsys: pytest.CaptureFixture[str])
     assert "change of the held-out loss" in Path("effects.html").read_text()
 
 
+def test_gradient_noise_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["analyse", "noise", str(run), "--bins=4", "--rows=3", "--output=noise.png"])
+    printed = capsys.readouterr().out
+    assert "in Adam's metric no density over t has less than" in printed
+    result = result_of(run / "analysis" / "noise.json")["result"]
+    assert result["verdict"] in printed
+    assert set(result["densities"]) >= {"uniform", "logit_normal", "root_loss of these losses", "least"}
+    for measured in result["metrics"].values():
+        assert len(measured["moments"]) == 4
+        ratios = {name: ratio["value"] for name, ratio in measured["noise_ratio"].items()}
+        assert ratios["uniform"] == pytest.approx(1)
+        assert measured["equivalent_batch"]["uniform"] == pytest.approx(4)
+    adam = {name: ratio["value"] for name, ratio in result["metrics"]["adam"]["noise_ratio"].items()}
+    assert min(adam, key=adam.__getitem__) == "least"
+    assert width_of("noise.png") > 1000
+
+
 def test_measuring_again_gives_the_same(run: Path) -> None:
     before = result_of(run / "analysis" / "gradient-variance.json")["result"]
     main(["analyse", "gradient-variance", "run", *SMALL_VARIANCE])

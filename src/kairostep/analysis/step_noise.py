@@ -1,6 +1,6 @@
 """The gradient noise of a training step under any density of t, in the metric of the optimizer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -109,7 +109,7 @@ def gradient_noise(
     bins = []
     with eval_mode(model), torch.enable_grad():
         for t in times:
-            losses = _losses_one_by_one(model, objective, rows, index, noise, t)
+            losses = _single_losses(model, objective, rows, index, noise, t)
             bins.append(_measure_bin(losses, parameters, optimizer))
     return GradientNoise(
         squared={m: torch.stack([one.squared[m] for one in bins]) for m in METRICS},
@@ -126,27 +126,20 @@ class _Bin:
     losses: Tensor  # (R,)
 
 
-def _losses_one_by_one(
+def _single_losses(
     model: Callable[..., Any], objective: Objective, rows: Rows, index: Tensor, noise: Tensor, t: Tensor
-) -> Sequence[Callable[[], Tensor]]:
-    """Return for each row a function that computes its loss, a scalar with a graph."""
-
-    def loss_of(row: int) -> Tensor:
-        own = index[row : row + 1]
-        losses = objective(model, rows.x0[own], t[row : row + 1], noise=noise[row : row + 1], **rows.cond(own))
-        return losses.sum()
-
-    return [lambda row=row: loss_of(row) for row in range(len(index))]  # type: ignore[misc]
+) -> Iterator[Tensor]:
+    """Yield the loss of each row in turn, a scalar with a graph."""
+    for row in range(len(index)):
+        one = slice(row, row + 1)
+        yield objective(model, rows.x0[index[one]], t[one], noise=noise[one], **rows.cond(index[one])).sum()
 
 
-def _measure_bin(
-    losses: Sequence[Callable[[], Tensor]], parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer
-) -> _Bin:
+def _measure_bin(losses: Iterable[Tensor], parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> _Bin:
     """Return the squared sizes of the rows' gradients in each metric, and of their mean without bias."""
     squared: dict[Metric, list[Tensor]] = {metric: [] for metric in METRICS}
     values, total = [], [torch.zeros_like(p) for p in parameters]
-    for compute in losses:
-        loss = compute()
+    for loss in losses:
         gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
         values.append(loss.detach())
         total = [own + g.detach() for own, g in zip(total, gradients, strict=True)]
