@@ -16,21 +16,12 @@ from kairostep.commands.leaving import leave_process_group
 from kairostep.commands.streams import lossy_output, silent_without_reader
 
 NAMES = (
-    "train",
-    "generate",
-    "evaluate",
-    "preview",
-    "compare",
-    "analyse",
-    "report",
-    "presets",
-    "patch",
-    "doctor",
-    "data",
+    *("train", "generate", "evaluate", "preview", "compare", "find-lr"),
+    *("analyse", "report", "presets", "patch", "doctor", "data"),
 )
-COMMANDS = {name: import_module(f"kairostep.commands.{name}") for name in NAMES}  # with PARSER and add_arguments
-WITH_SETTINGS = ("train", "preview", "analyse", "compare")  # of training, as --key=value
-LONG = ("train", "generate", "evaluate", "analyse", "compare")  # their work is on disk: it goes on without a reader
+COMMANDS = {name: import_module(f"kairostep.commands.{name.replace('-', '_')}") for name in NAMES}
+WITH_SETTINGS = ("train", "preview", "analyse", "compare", "find-lr")  # of training, as --key=value
+LONG = ("train", "generate", "evaluate", "analyse", "compare", "find-lr")  # on disk: they go on without a reader
 
 
 class Parser(argparse.ArgumentParser):

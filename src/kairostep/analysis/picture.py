@@ -36,6 +36,9 @@ def draw_panel(axes: Any, panel: Panel) -> None:
         points = [(x, y) for x, y in known if y > 0 or not panel.y.log]
         x, y = zip(*points, strict=True) if points else ((), ())
         axes.plot(x, y, color=COLOURS[number % len(COLOURS)], label=curve.name, zorder=3 - number / 100)
+    if panel.x.log:
+        axes.set_xscale("log")
+        round_log_ticks(axes.xaxis)
     if panel.y.log:
         axes.set_yscale("log")
         round_log_ticks(axes.yaxis)

@@ -1,0 +1,57 @@
+"""`kairostep find-lr`: which rates it tries, what it suggests, and that it goes on where it was stopped."""
+
+from pathlib import Path
+
+import pytest
+from small_comparisons import SMALL
+
+import kairostep.cli
+from kairostep.comparison.rate_sweep import RateSweep, geometric_rates
+
+
+def test_rates_rise_by_a_factor_up_to_the_last() -> None:
+    assert geometric_rates(1e-4, 8e-4) == (1e-4, 2e-4, 4e-4, 8e-4)
+    assert geometric_rates(1e-3, 5e-2, 10.0) == (1e-3, 1e-2)
+    assert geometric_rates(3e-3, 3e-3) == (3e-3,)
+
+
+@pytest.mark.parametrize(("low", "high", "factor"), [(0.0, 1.0, 2.0), (1e-2, 1e-3, 2.0), (1e-3, 1e-2, 1.0)])
+def test_rates_that_do_not_rise_are_refused(low: float, high: float, factor: float) -> None:
+    with pytest.raises(ValueError, match="rates must rise from above 0 by a factor above 1"):
+        geometric_rates(low, high, factor)
+
+
+def test_the_lowest_loss_is_suggested_with_what_is_as_good_and_whether_to_look_further() -> None:
+    inside = RateSweep({1e-3: 0.3, 2e-3: 0.2, 4e-3: 0.2005, 8e-3: None}, 100)
+    assert inside.best == 2e-3
+    assert inside.verdict() == (
+        "--learning_rate=0.002: the lowest held-out loss after 100 steps, 0.2; 0.002, 0.004 end within 0.5 % of it"
+    )
+    assert "largest rate tried: try larger ones" in RateSweep({1e-3: 0.3, 2e-3: 0.2}, 100).verdict()
+    assert "smallest rate tried: try smaller ones" in RateSweep({1e-3: 0.2, 2e-3: 0.3}, 100).verdict()
+    with pytest.raises(ValueError, match=r"got none of 0\.001, 0\.002: pass a smaller --to"):
+        RateSweep({1e-3: None, 2e-3: None}, 100).verdict()
+
+
+def test_the_command_trains_each_rate_once_and_draws_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["find-lr", "digits", *SMALL, "--steps=4", "--from=1e-3", "--to=2e-3", "--picture=rates.png"]
+    kairostep.cli.main(command)
+    printed = capsys.readouterr().out
+    assert "--learning_rate=" in printed
+    assert Path("rates.png").stat().st_size > 10_000
+    runs = sorted(Path("rates-digits/runs/sweep").glob("rate-*/seed-0/config.yaml"))
+    assert [path.parts[3] for path in runs] == ["rate-0.001", "rate-0.002"]
+    kairostep.cli.main(command)
+    again = capsys.readouterr().out
+    assert "trained" not in again
+    assert again.splitlines()[-3] == printed.splitlines()[-3]
+
+
+def test_a_rate_of_its_own_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        kairostep.cli.main(["find-lr", "digits", "--learning_rate=1e-3"])
+    assert ended.value.code == 2
+    assert "pass --from and --to" in capsys.readouterr().err
