@@ -128,6 +128,39 @@ def test_each_arm_is_compared_at_its_own_best_rate(tmp_path: Path, capsys: pytes
     assert set(data["learning_rates"]["uniform"]) == {"1e-06", "0.003"}
 
 
+def test_the_metric_that_chooses_rates_is_part_of_the_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = command(tmp_path / "out", "--learning_rates", "1e-6,3e-3", "--seeds", "1", "--steps=4")
+    kairostep.cli.main([*line, "--choose_by", "bound"])
+    assert read_plan(tmp_path / "out").choose_by == "bound"
+    assert "held-out bound by rate" in capsys.readouterr().out
+    kairostep.cli.main(line)  # goes on by the same
+    assert json.loads((tmp_path / "out" / "comparison.json").read_text())["choose_by"] == "bound"
+    table = ["compare", "--table", str(tmp_path / "out")]
+    kairostep.cli.main(table)
+    assert capsys.readouterr().out.count("held-out bound by rate") == 2
+    for given, told in ((line, "choose_by: bound -> loss"), (table, "by bound")):
+        with pytest.raises(SystemExit) as left:
+            kairostep.cli.main([*given, "--choose_by", "loss"])
+        assert left.value.code == 2
+        assert told in capsys.readouterr().err
+    assert read_plan(tmp_path / "out").choose_by == "bound"
+
+
+def test_a_comparison_of_one_rate_may_still_say_what_will_choose(tmp_path: Path) -> None:
+    line = command(tmp_path / "out", "--seeds", "1", "--steps=2")
+    kairostep.cli.main(line)
+    kairostep.cli.main([*line, "--choose_by", "bound"])
+    assert read_plan(tmp_path / "out").choose_by == "bound"
+    path = tmp_path / "out" / "comparison.yaml"
+    path.write_text(path.read_text().replace("choose_by: bound\n", ""))  # as earlier versions wrote it
+    assert read_plan(tmp_path / "out").choose_by == "loss"
+    path.write_text(path.read_text() + "choose_by: beauty\n")
+    with pytest.raises(ValueError, match="unknown metric beauty: valid are loss, bound, fid"):
+        read_plan(tmp_path / "out")
+
+
 def test_an_arm_that_diverges_stops_no_other_and_is_not_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kairostep.comparison.records import COSTS, FALLING, LABELS, Record
+from kairostep.comparison.plan import FALLING
+from kairostep.comparison.records import COSTS, LABELS, Record
 from kairostep.registry import unknown
 from kairostep.seed_statistics import PairedRatio, Ratio, cost_ratio, cost_to_reach, paired_ratio
 

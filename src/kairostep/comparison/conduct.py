@@ -125,7 +125,7 @@ def mark_diverged(run: PlannedRun, step: int, message: str) -> None:
         temporary.write_text(json.dumps({"step": step, "message": message}) + "\n")
 
 
-def conduct(plan: Plan, work: Work, *, drop: bool = False, choose_by: str = MAIN) -> list[str]:
+def conduct(plan: Plan, work: Work, *, drop: bool = False) -> list[str]:
     """Train what a comparison lacks and return notes on what was left out.
 
     The first seed trains at every rate, the others at the best one of each arm. All arms of a seed come before the
@@ -135,12 +135,11 @@ def conduct(plan: Plan, work: Work, *, drop: bool = False, choose_by: str = MAIN
         plan: What is compared.
         work: Trains the runs.
         drop: Whether arms that end beyond the baseline, by an interval over two seeds or more, train no further seeds.
-        choose_by: The metric by which rates are chosen.
     """
     first, *others = plan.seeds
     notes = list[str]()
     in_time = work.train([run for arm in plan.names for run in plan.runs(arm, first)])
-    rates = chosen_rates(plan, choose_by)
+    rates = chosen_rates(plan)
     for seed in others if in_time else ():
         worse = dropped_arms(plan, rates) if drop else []
         served = [arm for arm in plan.names if arm in rates and arm not in worse]
@@ -161,7 +160,7 @@ def dropped_arms(plan: Plan, rates: dict[str, float]) -> list[str]:
     return [arm for arm, ratio in ends.items() if ratio is not None and ratio.decided > 0]
 
 
-def chosen_rates(plan: Plan, choose_by: str = MAIN) -> dict[str, float]:
+def chosen_rates(plan: Plan) -> dict[str, float]:
     """Return the rate of each arm: the only one, or that which ended best on the first seed."""
     if len(plan.rates) < 2:
         return {arm: (plan.rates or (config.learning_rate,))[0] for arm, config in plan.configs.items()}
@@ -169,7 +168,7 @@ def chosen_rates(plan: Plan, choose_by: str = MAIN) -> dict[str, float]:
     def record(arm: str, rate: float) -> Record | None:
         return read_record(plan.run(arm, plan.seeds[0], rate))
 
-    return best_rates(record, plan.names, plan.rates, choose_by)
+    return best_rates(record, plan.names, plan.rates, plan.choose_by)
 
 
 def records_of(plan: Plan, rates: dict[str, float]) -> dict[str, dict[int, Record]]:

@@ -17,7 +17,6 @@ LABELS = {
     "precision": "precision",
     "recall": "recall",
 }
-FALLING = ("loss", "bound", "fid", "kid")  # less is better: these can be reached
 
 
 @dataclass(frozen=True)
