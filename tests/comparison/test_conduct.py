@@ -13,7 +13,11 @@ from small_comparisons import command
 from small_runs import Child, assert_same_run, lines_of, num_lines
 
 import kairostep.cli
+from kairostep.comparison.conduct import every_run
+from kairostep.comparison.outcome import outcome_of
 from kairostep.comparison.plan import read_plan
+from kairostep.reports.report import Comparison, make_report
+from kairostep.seed_statistics import shown
 from kairostep.training import Run
 from kairostep.training.run_errors import Diverged
 
@@ -98,6 +102,23 @@ def test_its_files_and_its_page_have_the_verdicts(compared: Path) -> None:
     assert "<title>whole" in page
     assert "No difference that these seeds can show: " in page
     assert len((compared / "comparison.csv").read_text().splitlines()) == 10
+
+
+def test_its_page_has_the_ratios_of_its_table(compared: Path) -> None:
+    plan = read_plan(compared)
+    outcome = outcome_of(plan)
+    names = {run.directory.absolute(): run.name for run in every_run(plan)}
+    page = make_report(list(names), comparison=Comparison(names, plan.baseline)).context["table"]
+    titles = [column.title for column in page.columns]
+    costs = ("seconds", "evaluations")
+    places = [titles.index(f"{cost} to target, ratio") for cost in costs]
+    for each, block in zip(outcome.answers, page.blocks, strict=True):
+        assert each.arm == block.arm
+        ratios = each.reaching[0].ratios
+        assert [block.rows[0].cells[place] for place in places] == [shown(ratios[cost]) for cost in costs]
+        for cost, place in zip(costs, places, strict=True):
+            found = [row.cells[place] for row in block.rows[1:]]
+            assert found == [str(ratio) for ratio in ratios[cost].by_seed.values()]
 
 
 def test_arms_and_seeds_can_be_added(tmp_path: Path) -> None:

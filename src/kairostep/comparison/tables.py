@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kairostep.comparison.answers import COST_NAMES, MAIN, ArmAnswer, Reaching, shown
+from kairostep.comparison.answers import COST_NAMES, MAIN, ArmAnswer, Reaching
 from kairostep.comparison.records import COSTS, LABELS, Record
 from kairostep.files import whole_file
-from kairostep.seed_statistics import PairedRatio, spread_of
+from kairostep.seed_statistics import PairedRatio, shown, spread_of
 
 MISSING = "-"
 ONE_RATE = "One learning rate was used for all arms: one that suits the baseline may not suit the others."
