@@ -3,27 +3,22 @@
 import gc
 import json
 import math
-import os
-import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from multiprocessing import get_context
-from typing import Any
 
 import torch
 
 from kairostep.comparison.answers import MAIN, answer, best_rates
 from kairostep.comparison.plan import DIVERGED, Plan, PlannedRun
 from kairostep.comparison.records import Record, read_record
+from kairostep.comparison.workers import visible_gpus, work_for_parent, worker_pool
 from kairostep.files import whole_file
 from kairostep.progress_meter import duration
 from kairostep.training import Run
-from kairostep.training.run_errors import Diverged
-
-SECONDS_BETWEEN = 1.0  # looks of a worker at whether its parent is alive
+from kairostep.training.run_errors import Diverged, RunError
 
 
 @dataclass
@@ -55,22 +50,20 @@ class Work:
 
     def _train_in_processes(self, waiting: list[PlannedRun]) -> bool:
         """Give each worker a run, then the next one."""
-        context = get_context("spawn")
-        numbers: Any = context.SimpleQueue()
-        for number in range(self.jobs):
-            numbers.put(number)
-        given = (numbers, self.jobs, os.getpid())
-        pool = ProcessPoolExecutor(self.jobs, context, initializer=begin_worker, initargs=given)
+        jobs = min(self.jobs, max(1, len(waiting)))
+        pool = worker_pool(jobs, visible_gpus())
         busy: set[Future[float]] = set()
         try:
             while waiting or busy:
-                while waiting and len(busy) < self.jobs and self._has_time():
-                    busy.add(pool.submit(train_run, waiting.pop(0)))
+                while waiting and len(busy) < jobs and self._has_time():
+                    busy.add(pool.submit(work_for_parent, train_run, waiting.pop(0)))
                 if not busy:
                     break
                 done, busy = wait(busy, return_when=FIRST_COMPLETED)
                 for future in done:
                     self._took(future.result())
+        except BrokenProcessPool as error:
+            raise RunError("a process that trains ended without a word, as one does that is out of memory") from error
         finally:
             pool.shutdown(cancel_futures=True)
         self.left += waiting
@@ -81,25 +74,6 @@ class Work:
 
     def _took(self, seconds: float) -> None:
         self.longest = max(self.longest, seconds)
-
-
-def begin_worker(numbers: Any, jobs: int, parent: int) -> None:
-    """Give this process a GPU of its own if there are any, and end it in good order once its parent is gone."""
-    number = numbers.get()
-    if torch.cuda.is_available():
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        devices = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
-        os.environ["CUDA_VISIBLE_DEVICES"] = devices[number % len(devices)]  # before CUDA starts
-    else:
-        torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # between runs; a run that trains heeds it
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(SECONDS_BETWEEN)
-        os.kill(os.getpid(), signal.SIGTERM)  # a run saves a checkpoint first
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def train_run(run: PlannedRun) -> float:
