@@ -78,6 +78,13 @@ CHOICES = {
     "speed": ["auto", "plain", "graph"],  # not compile, which takes minutes
     "output": ["new", "a.html", "a.png", "a.json"],
     "checkpoint": ["last", "best", "1", "2"],
+    "arms": ["uniform,mode", "uniform,uniform --batch_size=4", "uniform,root_loss --weighting=min_snr", "uniform,a:B"],
+    "baseline": ["uniform", "root_loss"],
+    "seeds": ["1", "2", "0,3", "1,1"],
+    "learning_rates": ["1e-3,2e-3", "1e-3", "1e-320,1e300"],
+    "target": ["loss=0.5", "bound=1e-300", "fid=40", "loss=1e400"],
+    "budget": ["1s", "30m", "1e3h", "9" * 400 + "d"],
+    "sampler": ["root_loss", "uniform", "adaptive", "nowhere:C"],
     "features": ["os:getcwd", "nowhere:f", "text", ":", "os:"],
 }
 SMALL = ["--steps=2", "--batch_size=8", "--held_out_images=8", "--sample_steps=2", "--network.channels=8"]
@@ -94,14 +101,17 @@ FEW = {
     "report": [],
     "data": [],
     "presets": [],
+    "compare": ["--arms=uniform,root_loss", "--seeds=1"],
+    "patch": ["--output=new.py"],  # not the script itself
 }
 WEIGHTS = {"train": 50, "generate": 10, "evaluate": 7, "preview": 14, "increments": 4, "gradient-variance": 6}
-WEIGHTS |= {"interdependence": 5, "report": 2, "data": 1, "presets": 1}
-NOT_TYPED = {"--help", "-h", "--watch", "--config"}  # of the last, see the tests of configs
+WEIGHTS |= {"interdependence": 5, "report": 2, "data": 1, "presets": 1, "compare": 12, "patch": 4}
+# Of configs see their own tests, and jobs train where nobody here could stop them
+NOT_TYPED = {"--help", "-h", "--watch", "--config", "--jobs"}
 
 
 def line(folder: Path, number: int, seed: int = SEED) -> list[str]:
-    """Return what follows `kairostep` in a line about a folder that holds the runs `run` and `flow`."""
+    """Return what follows `kairostep` in a line about a folder with the runs `run` and `flow`, and `script.py`."""
     chance = random.Random(f"{seed}/{number}")
     (command,) = chance.choices(list(WEIGHTS), list(WEIGHTS.values()))
     names = ["analyse", command] if command in ("increments", "gradient-variance", "interdependence") else [command]
@@ -109,6 +119,7 @@ def line(folder: Path, number: int, seed: int = SEED) -> list[str]:
     settings = []
     if command in ("train", "preview", "increments") or subject == ["digits"]:
         place = {"train": "--output=new", "gradient-variance": "--directory=new", "interdependence": "--directory=new"}
+        place |= {"compare": "--output=new"}
         settings = training_settings(chance, [place[command], *SMALL] if command in place else [])
     return [*names, *subject, *FEW[command], *settings, *own_options(chance, names)]
 
@@ -117,6 +128,10 @@ def subject_of(chance: random.Random, command: str, folder: Path) -> list[str]:
     runs = [str(folder / "run")] * 6 + [str(folder / "flow")] * 4 + PATHS[:3]
     if command == "train":
         return ["digits"]
+    if command == "compare":
+        return ["digits"] if chance.random() < 0.8 else [f"--table={chance.choice([*runs, *PATHS])}"]
+    if command == "patch":
+        return [chance.choice([str(folder / "script.py")] * 8 + [str(folder), *PATHS])]
     if command == "presets":
         return []
     if command == "data":

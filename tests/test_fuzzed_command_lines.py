@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import resource
+import runpy
 import signal
 import sys
 import time
@@ -81,9 +82,10 @@ class Clock:
         signal.setitimer(signal.ITIMER_REAL, LONGEST)
 
     def begin_work(self) -> None:
-        """Let it work for a moment."""
-        self.working = True
-        signal.setitimer(signal.ITIMER_REAL, WORK, WORK)
+        """Let it work for a moment, whatever else it begins meanwhile."""
+        if not self.working:
+            self.working = True
+            signal.setitimer(signal.ITIMER_REAL, WORK, WORK)
 
     def ring(self, *_: Any) -> None:
         """Time is up."""
@@ -159,6 +161,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, settings in {"run": ["--label_dropout=0.1"], "flow": ["--process=flow"]}.items():
         kairostep.cli.main(["train", "digits", f"--output={folder / name}", *SMALL, *settings])
         forget()
+    scripts = runpy.run_path(str(Path(__file__).parent / "integrations" / "training_scripts.py"))["SCRIPTS"]
+    (folder / "script.py").write_text(scripts["snr"])
     return folder
 
 

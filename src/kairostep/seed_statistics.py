@@ -101,7 +101,14 @@ def paired_ratio(values: Mapping[int, float], baseline: Mapping[int, float]) -> 
     """Return the ratios over the seeds that both have, None without one; values that are not above 0 have none."""
     shared = [seed for seed in values if seed in baseline]
     usable = [seed for seed in shared if _is_positive(values[seed]) and _is_positive(baseline[seed])]
-    return PairedRatio({seed: Ratio(values[seed] / baseline[seed]) for seed in usable}) if usable else None
+    ratios = {seed: values[seed] / baseline[seed] for seed in usable}
+    found = {seed: Ratio(ratio) for seed, ratio in ratios.items() if _is_positive(ratio)}
+    return PairedRatio(found) if found else None
+
+
+def shown(ratio: PairedRatio) -> str:
+    """Return a ratio where it stands beside the number of seeds."""
+    return f"{ratio.mean:.3f}" if len(ratio.by_seed) == 1 and ratio.reached else str(ratio)
 
 
 def _is_positive(value: float) -> bool:
@@ -173,10 +180,12 @@ def cost_ratio(
         target: The value to reach.
 
     Returns:
-        None where the baseline never gets there. A run that does not is told to need more than all it has spent.
+        None where the baseline never gets there, or costs are not above 0. A run that does not get there is told to
+        need more than all it has spent.
     """
     own = cost_to_reach(*baseline, target)
     if not own or not curve[0]:
         return None
     found = cost_to_reach(*curve, target)
-    return Ratio(curve[0][-1] / own, reached=False) if found is None else Ratio(found / own)
+    ratio = (curve[0][-1] if found is None else found) / own
+    return Ratio(ratio, found is not None) if _is_positive(ratio) else None

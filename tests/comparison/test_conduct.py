@@ -13,7 +13,11 @@ from small_comparisons import command
 from small_runs import Child, assert_same_run, lines_of, num_lines
 
 import kairostep.cli
+from kairostep.comparison.conduct import every_run
+from kairostep.comparison.outcome import outcome_of
 from kairostep.comparison.plan import read_plan
+from kairostep.reports.report import Comparison, make_report
+from kairostep.seed_statistics import shown
 from kairostep.training import Run
 from kairostep.training.run_errors import Diverged
 
@@ -100,6 +104,23 @@ def test_its_files_and_its_page_have_the_verdicts(compared: Path) -> None:
     assert len((compared / "comparison.csv").read_text().splitlines()) == 10
 
 
+def test_its_page_has_the_ratios_of_its_table(compared: Path) -> None:
+    plan = read_plan(compared)
+    outcome = outcome_of(plan)
+    names = {run.directory.absolute(): run.name for run in every_run(plan)}
+    page = make_report(list(names), comparison=Comparison(names, plan.baseline)).context["table"]
+    titles = [column.title for column in page.columns]
+    costs = ("seconds", "evaluations")
+    places = [titles.index(f"{cost} to target, ratio") for cost in costs]
+    for each, block in zip(outcome.answers, page.blocks, strict=True):
+        assert each.arm == block.arm
+        ratios = each.reaching[0].ratios
+        assert [block.rows[0].cells[place] for place in places] == [shown(ratios[cost]) for cost in costs]
+        for cost, place in zip(costs, places, strict=True):
+            found = [row.cells[place] for row in block.rows[1:]]
+            assert found == [str(ratio) for ratio in ratios[cost].by_seed.values()]
+
+
 def test_arms_and_seeds_can_be_added(tmp_path: Path) -> None:
     output = tmp_path / "more"
     kairostep.cli.main(command(output, "--seeds", "0,5", "--steps=2"))
@@ -126,6 +147,39 @@ def test_each_arm_is_compared_at_its_own_best_rate(tmp_path: Path, capsys: pytes
     data = json.loads((tmp_path / "rates" / "comparison.json").read_text())
     assert data["arms"]["uniform"]["learning_rate"] == 0.003
     assert set(data["learning_rates"]["uniform"]) == {"1e-06", "0.003"}
+
+
+def test_the_metric_that_chooses_rates_is_part_of_the_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = command(tmp_path / "out", "--learning_rates", "1e-6,3e-3", "--seeds", "1", "--steps=4")
+    kairostep.cli.main([*line, "--choose_by", "bound"])
+    assert read_plan(tmp_path / "out").choose_by == "bound"
+    assert "held-out bound by rate" in capsys.readouterr().out
+    kairostep.cli.main(line)  # goes on by the same
+    assert json.loads((tmp_path / "out" / "comparison.json").read_text())["choose_by"] == "bound"
+    table = ["compare", "--table", str(tmp_path / "out")]
+    kairostep.cli.main(table)
+    assert capsys.readouterr().out.count("held-out bound by rate") == 2
+    for given, told in ((line, "choose_by: bound -> loss"), (table, "by bound")):
+        with pytest.raises(SystemExit) as left:
+            kairostep.cli.main([*given, "--choose_by", "loss"])
+        assert left.value.code == 2
+        assert told in capsys.readouterr().err
+    assert read_plan(tmp_path / "out").choose_by == "bound"
+
+
+def test_a_comparison_of_one_rate_may_still_say_what_will_choose(tmp_path: Path) -> None:
+    line = command(tmp_path / "out", "--seeds", "1", "--steps=2")
+    kairostep.cli.main(line)
+    kairostep.cli.main([*line, "--choose_by", "bound"])
+    assert read_plan(tmp_path / "out").choose_by == "bound"
+    path = tmp_path / "out" / "comparison.yaml"
+    path.write_text(path.read_text().replace("choose_by: bound\n", ""))  # as earlier versions wrote it
+    assert read_plan(tmp_path / "out").choose_by == "loss"
+    path.write_text(path.read_text() + "choose_by: beauty\n")
+    with pytest.raises(ValueError, match="unknown metric beauty: valid are loss, bound, fid"):
+        read_plan(tmp_path / "out")
 
 
 def test_an_arm_that_diverges_stops_no_other_and_is_not_tried_again(

@@ -1,22 +1,27 @@
 """Which runs belong together, what they are called, and how soon they get where the baseline ends."""
 
+import json
 import math
 import random
+import re
 from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_runs import make_run
+from scipy.stats import sem
 from scipy.stats import t as student
 
 from kairostep.reports.arms import Arm, arms_of
 from kairostep.reports.configurations import differences, warnings
 from kairostep.reports.results_table import results_table
-from kairostep.reports.target import first_reaching, ratio_to
-from kairostep.runs.history import HeldOutPoint, RunHistory
+from kairostep.reports.target import Cost, loss_curve, paired_ratio_to, ratio_to
+from kairostep.runs.history import RunHistory
 from kairostep.runs.thinning import kept_points, kept_rows
-from kairostep.seed_statistics import spread_of
+from kairostep.seed_statistics import cost_to_reach, shown, spread_of
+
+COSTS: tuple[Cost, ...] = ("seconds", "evaluations")
 
 
 def read(*directories: Path) -> list[Arm]:
@@ -115,18 +120,21 @@ def test_differences_and_devices_are_told(tmp_path: Path) -> None:
     ]
 
 
-def points(*pairs: tuple[float, float | None]) -> list[HeldOutPoint]:
-    return [HeldOutPoint(step, step * 2.0, step * 3.0, loss, None, None, None) for step, loss in pairs]
-
-
-def test_the_target_is_met_where_the_logarithm_of_the_loss_crosses_it() -> None:
-    found = points((1, 4.0), (2, None), (3, 1.0), (4, 2.0), (5, 0.5))
-    assert first_reaching(found, 2.0, "seconds") == pytest.approx(4.0)  # half way from 4 to 1 in logarithms
-    assert first_reaching(found, 2.0, "evaluations") == pytest.approx(6.0)
-    assert first_reaching(found, 4.0, "seconds") == 2.0
-    assert first_reaching(found, 1.0, "seconds") == pytest.approx(6.0)
-    assert first_reaching(found, 0.1, "seconds") is None
-    assert first_reaching(points((1, 1.0), (2, -1.0)), 0.0, "seconds") == 4.0
+def test_costs_are_those_of_measurements_with_a_loss_and_leave_out_the_start(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "adaptive")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["seconds"] += 60.0  # of compiling
+    lines[19]["held_out"]["loss"] = None
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    history = RunHistory.read(run)
+    steps = [100, *range(300, 1001, 100)]
+    seconds, losses = loss_curve(history, "seconds")
+    assert seconds == pytest.approx([step * 12e-3 for step in steps])
+    assert losses == [lines[step // 10 - 1]["held_out"]["loss"] for step in steps]
+    spent, _ = loss_curve(history, "evaluations")
+    assert spent == [step * 128 + 640 * (step // 40) for step in steps]  # with probes
+    assert history.costs_at(200) == pytest.approx({"steps": 200, "images": 25600, "evaluations": 28800, "seconds": 2.4})
 
 
 def test_ratios_pair_by_seed_and_count_probes(tmp_path: Path) -> None:
@@ -135,24 +143,82 @@ def test_ratios_pair_by_seed_and_count_probes(tmp_path: Path) -> None:
     for run, other in zip(arm.runs, baseline.runs, strict=True):
         end = other.history.held_out[-1]
         assert end.loss is not None
-        for cost in ("seconds", "evaluations"):
+        for cost in COSTS:
             ratio = ratio_to(run.history, baseline, cost)
-            reached = first_reaching(run.history.held_out, end.loss, cost)
-            spent = first_reaching(other.history.held_out, end.loss, cost)
+            own, spent = loss_curve(run.history, cost), loss_curve(other.history, cost)
+            reached = cost_to_reach(*own, end.loss)
             assert ratio is not None
             assert ratio.reached == (reached is not None)
-            assert ratio.value == pytest.approx((reached or getattr(run.history.held_out[-1], cost)) / spent)
+            assert ratio.value == pytest.approx((reached or own[0][-1]) / spent[0][-1])
     same = ratio_to(baseline.runs[0].history, baseline, "seconds")
     assert same is not None
     assert str(same) == "1.000"
 
 
+def make_better(directory: Path, seed: int = 0) -> Path:
+    """Make a run that ends below uniform's."""
+    make_run(directory, "root_loss", seed)
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if "held_out" in line:
+            line["held_out"]["loss"] *= 0.8
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return directory
+
+
+def test_the_mean_ratio_is_geometric_with_an_interval_on_logarithms_and_one_ratio_per_seed(tmp_path: Path) -> None:
+    uniform = [make_run(tmp_path / f"uniform{seed}", seed=seed) for seed in range(3)]
+    better = [make_better(tmp_path / f"better{seed}", seed) for seed in range(3)]
+    arms = read(*uniform, *better)
+    baseline, arm = arms
+    table = results_table(arms)
+    again = RunHistory.read(make_better(tmp_path / "again", 2))
+    for column, cost in enumerate(COSTS, start=2):
+        ratios = [ratio_to(run.history, baseline, cost) for run in arm.runs]
+        logs = [math.log(ratio.value) for ratio in ratios if ratio is not None]
+        low, high = (math.exp(end) for end in student.interval(0.95, 2, sum(logs) / 3, sem(logs)))
+        found = paired_ratio_to([*(run.history for run in arm.runs), again], baseline, cost)
+        assert found is not None
+        assert found.interval == pytest.approx((low, high))
+        assert found.mean == pytest.approx(math.exp(sum(logs) / 3))
+        assert table.blocks[1].rows[0].cells[column] == shown(found)
+        assert table.blocks[0].rows[0].cells[column] == "1"
+
+
 def test_a_run_that_never_gets_there_has_a_bound(tmp_path: Path) -> None:
-    baseline, arm = read(make_run(tmp_path / "a"), make_run(tmp_path / "b", "speed", reach=500))
+    baseline, arm = read(make_run(tmp_path / "a"), make_run(tmp_path / "b", "min_snr", steps=500, log_every=5))
     ratio = ratio_to(arm.runs[0].history, baseline, "seconds")
     assert ratio is not None
     assert str(ratio) == f"> {ratio.value:.3f}"
     assert ratio.value == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_run_that_has_not_finished_has_no_ratio_yet(tmp_path: Path) -> None:
+    whole, half = make_run(tmp_path / "a"), make_run(tmp_path / "b", "speed", reach=500)
+    baseline, arm = read(whole, half)
+    assert ratio_to(arm.runs[0].history, baseline, "seconds") is None
+    baseline, arm = read(make_run(tmp_path / "c", reach=500), make_run(tmp_path / "d", "speed"))
+    assert ratio_to(arm.runs[0].history, baseline, "seconds") is None
+
+
+def test_seconds_of_another_device_or_commit_have_no_ratio(tmp_path: Path) -> None:
+    baseline, arm = make_run(tmp_path / "a"), make_better(tmp_path / "b")
+    config = arm / "config.yaml"
+    config.write_text(config.read_text().replace("commit: abc", "commit: def"))
+    table = results_table(read(baseline, arm))
+    assert table.blocks[1].rows[0].cells[2] == "\u2013"
+    assert re.fullmatch(r"0\.\d{3}", table.blocks[1].rows[0].cells[3])
+    assert table.notes[-1] == "No ratio of seconds where device or commit differ from the baseline's: b."
+
+
+@pytest.mark.parametrize("wrong", [{"seconds": -1.0}, {"seconds": 0.0}, {"training_evaluations": -5}])
+def test_costs_that_cannot_be_make_no_ratio(wrong: dict[str, float], tmp_path: Path) -> None:
+    made = [make_run(tmp_path / f"{name}{seed}", name, seed) for name in ("uniform", "root_loss") for seed in (0, 1)]
+    for run in made[2:]:
+        lines = [json.loads(line) | wrong for line in (run / "metrics.jsonl").read_text().splitlines()]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    cells = results_table(read(*made)).blocks[1].rows[0].cells
+    assert "\u2013" in cells[2:4]
 
 
 def test_runs_on_another_task_are_not_compared(tmp_path: Path) -> None:
@@ -165,7 +231,8 @@ def test_runs_on_another_task_are_not_compared(tmp_path: Path) -> None:
     cells = {block.arm: block.rows[0].cells[2] for block in table.blocks}
     assert cells["b"] == "\u2013"
     assert "differ from the baseline's: b." in table.notes[1]
-    assert "Measured by the mean of the baseline's seeds where it lacks theirs: c" in table.notes[2]
+    assert cells["c"] == "\u2013"
+    assert table.notes[2] == "Not compared where the baseline lacks their seeds: c."
 
 
 def test_intervals_are_those_of_student() -> None:

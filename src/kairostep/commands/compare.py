@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--baseline", help="arm that the others are measured by (the first)")
     add("--seeds", help="how many, or which as in 0,1,5 (3)")
     add("--learning_rates", help="as in 4e-4,8e-4: each arm is compared at its best, chosen on the first seed")
-    add("--choose_by", choices=["loss", "bound", "fid", "kid"], default="loss", help="... by its end (loss)")
+    add("--choose_by", choices=["loss", "bound", "fid", "kid"], help="... by its end (loss)")
     add("--target", action="append", metavar="METRIC=VALUE", help="also tell what it takes to get there")
     add("--budget", help="time for this call, as in 30m or 2h: no run starts that would end later")
     add("--drop", action="store_true", help="no further seeds for arms that are worse already")
@@ -61,12 +61,12 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
 
     targets = [parse_target(text) for text in known.target or ()]
     if known.table is not None:
-        show_table(known.table, settings, targets)
+        show_table(known.table, settings, targets, known.choose_by)
         return
     from kairostep.comparison.plan import take_up
 
     plans, targets = read_plans(known, settings)
-    plans = {name: take_up(plan) for name, plan in plans.items()}
+    plans = {name: take_up(plan, known.choose_by) for name, plan in plans.items()}
     budget = seconds_of(known.budget)
     if known.jobs < 1:
         raise ValueError(f"--jobs must be a whole number of at least 1, got {known.jobs}: pass for instance --jobs 2")
@@ -187,18 +187,18 @@ def train_and_show(plans: "dict[str, Plan]", known: argparse.Namespace, targets:
         with alone_in(plan.output):
             write_plan(plan)
             try:
-                notes = conduct(plan, work, drop=known.drop, choose_by=known.choose_by)
+                notes = conduct(plan, work, drop=known.drop)
             except RunError as error:
                 fail(f"{error}; the same command goes on", RUN_ERROR)
             except SystemExit:
                 print("the same command goes on with the comparison", file=sys.stderr, flush=True)
                 raise
-            shown.append((task, plan, outcome_of(plan, targets, choose_by=known.choose_by, notes=notes)))
+            shown.append((task, plan, outcome_of(plan, targets, notes=notes)))
     for task, plan, outcome in shown:
         show(task, plan, outcome)
 
 
-def show_table(folder: Path, settings: Sequence[str], targets: "list[Target]") -> None:
+def show_table(folder: Path, settings: Sequence[str], targets: "list[Target]", choose_by: str | None = None) -> None:
     """Print the comparisons in a folder, whatever state they are in."""
     from kairostep.comparison.log_tables import write_tables
     from kairostep.comparison.logs import has_logs
@@ -210,6 +210,10 @@ def show_table(folder: Path, settings: Sequence[str], targets: "list[Target]") -
     for place in studies:
         print(f"\n{place}\n\n{write_tables(place)}", flush=True)
     for task, plan in plans_in(folder).items() if not studies else ():
+        if choose_by not in (None, plan.choose_by):
+            raise ValueError(
+                f"--table shows what was chosen by {plan.choose_by}, got --choose_by {choose_by}: leave it out"
+            )
         show(task, plan, outcome_of(plan, targets), page=False)
 
 

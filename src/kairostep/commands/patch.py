@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+MAX_BYTES = 10_000_000  # of a script; the longest of diffusers have 100,000
 PARSER = {
     "help": "make one of diffusers' training scripts choose its timesteps",
     "description": "Rewrite one of diffusers' training scripts (examples/**/train_*.py) so that it draws, weights and "
@@ -23,14 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     """Patch the script, show the diff and write it."""
+    from kairostep.bounded_files import Unreadable, read_bytes
     from kairostep.files import whole_file
     from kairostep.integrations.diffusers_scripts import sampler_for_script
     from kairostep.integrations.patching import Refused, patch_script
 
     sampler_for_script(known.sampler)
     try:
-        text = known.script.read_bytes().decode()
-    except UnicodeDecodeError as error:
+        text = read_bytes(known.script, MAX_BYTES).decode()
+    except (UnicodeDecodeError, Unreadable) as error:
         raise ValueError(f"SCRIPT must be text in UTF-8, got {known.script}: {error}") from error
     try:
         patched = patch_script(text, known.sampler, known.script.name)

@@ -4,9 +4,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kairostep.comparison.records import COSTS, FALLING, LABELS, Record
+from kairostep.comparison.plan import FALLING
+from kairostep.comparison.records import COSTS, LABELS, Record
 from kairostep.registry import unknown
-from kairostep.seed_statistics import PairedRatio, Ratio, cost_ratio, cost_to_reach, paired_ratio
+from kairostep.seed_statistics import PairedRatio, Ratio, cost_ratio, cost_to_reach, paired_ratio, shown
 
 MAIN = "loss"  # what verdicts are about
 NO_DIFFERENCE = "no difference that these seeds can show"
@@ -174,11 +175,6 @@ def judge(found: ArmAnswer, baseline: str, cost: str) -> tuple[int, str]:
         return 0, f"{told}, one seed: no verdict{also}"
     word = {-1: "better", 0: NO_DIFFERENCE, 1: "worse"}[ratio.decided]
     return ratio.decided, f"{told}, {num} seeds: {word}{also}"
-
-
-def shown(ratio: PairedRatio) -> str:
-    """Return a ratio where it stands beside the number of seeds."""
-    return f"{ratio.mean:.3f}" if len(ratio.by_seed) == 1 and ratio.reached else str(ratio)
 
 
 def best_rates(

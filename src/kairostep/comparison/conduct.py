@@ -3,27 +3,22 @@
 import gc
 import json
 import math
-import os
-import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from multiprocessing import get_context
-from typing import Any
 
 import torch
 
 from kairostep.comparison.answers import MAIN, answer, best_rates
 from kairostep.comparison.plan import DIVERGED, Plan, PlannedRun
 from kairostep.comparison.records import Record, read_record
+from kairostep.comparison.workers import visible_gpus, work_for_parent, worker_pool
 from kairostep.files import whole_file
 from kairostep.progress_meter import duration
 from kairostep.training import Run
-from kairostep.training.run_errors import Diverged
-
-SECONDS_BETWEEN = 1.0  # looks of a worker at whether its parent is alive
+from kairostep.training.run_errors import Diverged, RunError
 
 
 @dataclass
@@ -55,22 +50,20 @@ class Work:
 
     def _train_in_processes(self, waiting: list[PlannedRun]) -> bool:
         """Give each worker a run, then the next one."""
-        context = get_context("spawn")
-        numbers: Any = context.SimpleQueue()
-        for number in range(self.jobs):
-            numbers.put(number)
-        given = (numbers, self.jobs, os.getpid())
-        pool = ProcessPoolExecutor(self.jobs, context, initializer=begin_worker, initargs=given)
+        jobs = min(self.jobs, max(1, len(waiting)))
+        pool = worker_pool(jobs, visible_gpus())
         busy: set[Future[float]] = set()
         try:
             while waiting or busy:
-                while waiting and len(busy) < self.jobs and self._has_time():
-                    busy.add(pool.submit(train_run, waiting.pop(0)))
+                while waiting and len(busy) < jobs and self._has_time():
+                    busy.add(pool.submit(work_for_parent, train_run, waiting.pop(0)))
                 if not busy:
                     break
                 done, busy = wait(busy, return_when=FIRST_COMPLETED)
                 for future in done:
                     self._took(future.result())
+        except BrokenProcessPool as error:
+            raise RunError("a process that trains ended without a word, as one does that is out of memory") from error
         finally:
             pool.shutdown(cancel_futures=True)
         self.left += waiting
@@ -81,25 +74,6 @@ class Work:
 
     def _took(self, seconds: float) -> None:
         self.longest = max(self.longest, seconds)
-
-
-def begin_worker(numbers: Any, jobs: int, parent: int) -> None:
-    """Give this process a GPU of its own if there are any, and end it in good order once its parent is gone."""
-    number = numbers.get()
-    if torch.cuda.is_available():
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        devices = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
-        os.environ["CUDA_VISIBLE_DEVICES"] = devices[number % len(devices)]  # before CUDA starts
-    else:
-        torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # between runs; a run that trains heeds it
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(SECONDS_BETWEEN)
-        os.kill(os.getpid(), signal.SIGTERM)  # a run saves a checkpoint first
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def train_run(run: PlannedRun) -> float:
@@ -125,7 +99,7 @@ def mark_diverged(run: PlannedRun, step: int, message: str) -> None:
         temporary.write_text(json.dumps({"step": step, "message": message}) + "\n")
 
 
-def conduct(plan: Plan, work: Work, *, drop: bool = False, choose_by: str = MAIN) -> list[str]:
+def conduct(plan: Plan, work: Work, *, drop: bool = False) -> list[str]:
     """Train what a comparison lacks and return notes on what was left out.
 
     The first seed trains at every rate, the others at the best one of each arm. All arms of a seed come before the
@@ -135,12 +109,11 @@ def conduct(plan: Plan, work: Work, *, drop: bool = False, choose_by: str = MAIN
         plan: What is compared.
         work: Trains the runs.
         drop: Whether arms that end beyond the baseline, by an interval over two seeds or more, train no further seeds.
-        choose_by: The metric by which rates are chosen.
     """
     first, *others = plan.seeds
     notes = list[str]()
     in_time = work.train([run for arm in plan.names for run in plan.runs(arm, first)])
-    rates = chosen_rates(plan, choose_by)
+    rates = chosen_rates(plan)
     for seed in others if in_time else ():
         worse = dropped_arms(plan, rates) if drop else []
         served = [arm for arm in plan.names if arm in rates and arm not in worse]
@@ -161,7 +134,7 @@ def dropped_arms(plan: Plan, rates: dict[str, float]) -> list[str]:
     return [arm for arm, ratio in ends.items() if ratio is not None and ratio.decided > 0]
 
 
-def chosen_rates(plan: Plan, choose_by: str = MAIN) -> dict[str, float]:
+def chosen_rates(plan: Plan) -> dict[str, float]:
     """Return the rate of each arm: the only one, or that which ended best on the first seed."""
     if len(plan.rates) < 2:
         return {arm: (plan.rates or (config.learning_rate,))[0] for arm, config in plan.configs.items()}
@@ -169,7 +142,7 @@ def chosen_rates(plan: Plan, choose_by: str = MAIN) -> dict[str, float]:
     def record(arm: str, rate: float) -> Record | None:
         return read_record(plan.run(arm, plan.seeds[0], rate))
 
-    return best_rates(record, plan.names, plan.rates, choose_by)
+    return best_rates(record, plan.names, plan.rates, plan.choose_by)
 
 
 def records_of(plan: Plan, rates: dict[str, float]) -> dict[str, dict[int, Record]]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from kairostep.comparison.answers import MAIN, ArmAnswer, Target, answer
+from kairostep.comparison.answers import ArmAnswer, Target, answer
 from kairostep.comparison.conduct import chosen_rates, records_of
 from kairostep.comparison.plan import NAME, Plan, read_plan
 from kairostep.comparison.records import read_record
@@ -14,23 +14,22 @@ from kairostep.reports.verdict import Verdict
 PAGE = "comparison.html"
 
 
-def outcome_of(
-    plan: Plan, targets: Sequence[Target] = (), *, choose_by: str = MAIN, notes: Sequence[str] = ()
-) -> Outcome:
+def outcome_of(plan: Plan, targets: Sequence[Target] = (), *, notes: Sequence[str] = ()) -> Outcome:
     """Return what the runs of a comparison show so far."""
-    rates = chosen_rates(plan, choose_by)
+    rates = chosen_rates(plan)
     records = records_of(plan, rates)
     answers = answer(records, plan.baseline, targets, rates)
-    return Outcome(plan.baseline, answers, records, _trials(plan), make_notes(plan.rates, answers, notes))
+    told = make_notes(plan.rates, answers, notes)
+    return Outcome(plan.baseline, answers, records, _trials(plan), told, plan.choose_by)
 
 
 def _trials(plan: Plan) -> dict[str, dict[float, float | None]]:
-    """Return the held-out loss of each rate on the first seed."""
+    """Return where each rate ended on the first seed, by the metric that chooses."""
     found: dict[str, dict[float, float | None]] = {}
     for arm in plan.names:
         for run in plan.runs(arm, plan.seeds[0]):
             record = read_record(run)
-            found.setdefault(arm, {})[run.rate] = record.final(MAIN) if record is not None else None
+            found.setdefault(arm, {})[run.rate] = record.final(plan.choose_by) if record is not None else None
     return found
 
 

@@ -28,6 +28,7 @@ PER_RUN = ("seed", "output", "resume")  # what the comparison sets by itself
 PLACES = ("output", "resume", "cache", "workers", "seed", "inception", "trackers")  # may change from call to call
 DATA_PLACES = ("data.path", "data.folder")
 DIVERGED = "diverged.json"  # in the directory of a run that was given up
+FALLING = ("loss", "bound", "fid", "kid")  # less is better: these can be reached, and choose rates
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Plan:
     seeds: tuple[int, ...]
     rates: tuple[float, ...]  # to try; none: one for all arms, that of the settings
     configs: Mapping[str, Config]  # by arm, with every default filled in and seed 0
+    choose_by: str = FALLING[0]  # the metric by whose end on the first seed an arm gets its rate
 
     def runs(self, arm: str, seed: int) -> list[PlannedRun]:
         """Return the runs of an arm and a seed, one for each rate."""
@@ -93,6 +95,7 @@ class Plan:
             "baseline": self.baseline,
             "seeds": list(self.seeds),
             "learning_rates": list(self.rates),
+            "choose_by": self.choose_by,
             "arms": {arm.name: list(arm.settings) for arm in self.arms},
             "configs": {name: _kept(config) for name, config in self.configs.items()},
         }
@@ -199,7 +202,10 @@ def read_plan(output: Path) -> Plan:
         raw = read_yaml(path)
         arms = [Arm(name, tuple(settings)) for name, settings in raw["arms"].items()]
         configs = {name: from_dict(config) for name, config in raw["configs"].items()}
-        plan = Plan(output, arms, raw["baseline"], tuple(raw["seeds"]), tuple(raw["learning_rates"]), configs)
+        seeds, rates, choose_by = tuple(raw["seeds"]), tuple(raw["learning_rates"]), raw.get("choose_by", FALLING[0])
+        if choose_by not in FALLING:
+            raise ValueError(unknown("metric", str(choose_by), FALLING))
+        plan = Plan(output, arms, raw["baseline"], seeds, rates, configs, choose_by)
     except FileNotFoundError:
         raise ValueError(f"a comparison must hold {NAME}, got {output}: name what `kairostep compare` wrote") from None
     except (OSError, Unreadable, TypeError, KeyError, AttributeError, ValueError) as error:
@@ -207,10 +213,14 @@ def read_plan(output: Path) -> Plan:
     return plan
 
 
-def take_up(plan: Plan) -> Plan:
+def take_up(plan: Plan, choose_by: str | None = None) -> Plan:
     """Return the plan together with what is in its folder; ValueError, with what differs, where they do not compare.
 
     Arms, seeds and rates may be added. Those that were there stay in the comparison.
+
+    Args:
+        plan: What the command says.
+        choose_by: The metric by which it chooses rates; by default that of the folder, else the held-out loss.
     """
     if not (plan.output / NAME).exists():
         if plan.output.is_dir() and any(path.name != ".lock" for path in plan.output.iterdir()):
@@ -218,7 +228,7 @@ def take_up(plan: Plan) -> Plan:
                 f"a comparison must go to a folder of its own, got {plan.output} with other files in it: "
                 "pass another --output"
             )
-        return plan
+        return replace(plan, choose_by=choose_by or plan.choose_by)
     before = read_plan(plan.output)
     if before.baseline != plan.baseline:
         raise _refusal(plan, [f"baseline: {before.baseline} -> {plan.baseline}"])
@@ -234,7 +244,10 @@ def take_up(plan: Plan) -> Plan:
     there = {arm.name: arm for arm in before.arms} | {arm.name: arm for arm in plan.arms}
     seeds = tuple(dict.fromkeys([*before.seeds, *plan.seeds]))
     rates = tuple(sorted({*before.rates, *plan.rates}))
-    return replace(plan, arms=list(there.values()), configs=configs, seeds=seeds, rates=rates)
+    choose_by = choose_by or before.choose_by
+    if choose_by != before.choose_by and len(before.rates) > 1:
+        raise _refusal(plan, [f"choose_by: {before.choose_by} -> {choose_by}"])
+    return replace(plan, arms=list(there.values()), configs=configs, seeds=seeds, rates=rates, choose_by=choose_by)
 
 
 def _changes(old: Config, new: Config) -> list[str]:

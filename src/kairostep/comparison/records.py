@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kairostep.comparison.plan import DIVERGED, PlannedRun
-from kairostep.runs.history import HeldOutPoint, RunHistory, evaluations_at
+from kairostep.runs.history import HeldOutPoint, RunHistory
 
 COSTS = ("steps", "images", "evaluations", "seconds")
 LABELS = {
@@ -17,7 +17,6 @@ LABELS = {
     "precision": "precision",
     "recall": "recall",
 }
-FALLING = ("loss", "bound", "fid", "kid")  # less is better: these can be reached
 
 
 @dataclass(frozen=True)
@@ -67,10 +66,10 @@ def read_record(run: PlannedRun) -> Record | None:
         run.arm,
         run.seed,
         state,
-        _spent(history, run.config.batch_size, {step for found in values.values() for step in found}),
+        {step: history.costs_at(step) for step in sorted({step for found in values.values() for step in found})},
         values,
         ranges=_ranges(history.held_out),
-        place=_place(history.config),
+        place=history.place,
         stopped=stopped,
         batch_size=run.config.batch_size,
         probes=probes,
@@ -87,27 +86,7 @@ def _stopped_at(run: PlannedRun) -> int | None:
         return 0
 
 
-def _spent(history: RunHistory, batch_size: int, steps: set[int]) -> dict[int, dict[str, float]]:
-    """Return what was spent at these steps; seconds leave out the start of a run, in which code is compiled."""
-    seconds = history.metrics.get("seconds")
-    each = None
-    if len(seconds.steps) > 1:
-        each = (seconds.values[-1] - seconds.values[0]) / (seconds.steps[-1] - seconds.steps[0])
-    found = {}
-    for step in sorted(steps):
-        known = {"steps": step, "images": step * batch_size, "evaluations": evaluations_at(history.metrics, step)}
-        known["seconds"] = None if each is None else step * each
-        found[step] = {cost: float(value) for cost, value in known.items() if value is not None}
-    return found
-
-
 def _ranges(held_out: Sequence[HeldOutPoint]) -> tuple[float, ...]:
     last = held_out[-1].loss_ranges if held_out else ()
     known = [value for value in last if value is not None]
     return tuple(known) if len(known) == len(last) else ()
-
-
-def _place(config: Mapping[str, Any]) -> str:
-    provenance = config.get("provenance")
-    facts = provenance if isinstance(provenance, Mapping) else {}
-    return f"{facts.get('device')} {facts.get('commit')}"

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kairostep.comparison.answers import COST_NAMES, MAIN, ArmAnswer, Reaching, shown
+from kairostep.comparison.answers import COST_NAMES, MAIN, ArmAnswer, Reaching
 from kairostep.comparison.records import COSTS, LABELS, Record
 from kairostep.files import whole_file
-from kairostep.seed_statistics import PairedRatio, spread_of
+from kairostep.seed_statistics import PairedRatio, shown, spread_of
 
 MISSING = "-"
 ONE_RATE = "One learning rate was used for all arms: one that suits the baseline may not suit the others."
@@ -28,8 +28,9 @@ class Outcome:
     baseline: str
     answers: list[ArmAnswer]
     records: Mapping[str, Mapping[int, Record]]
-    rate_trials: Mapping[str, Mapping[float, float | None]]  # by arm and rate: the held-out loss on the first seed
+    rate_trials: Mapping[str, Mapping[float, float | None]]  # by arm and rate: the end on the first seed
     notes: list[str]
+    choose_by: str = MAIN  # the metric of these ends
 
     @property
     def verdicts(self) -> list[str]:
@@ -90,10 +91,10 @@ def _told_costs(outcome: Outcome) -> list[str]:
 
 
 def rate_rows(outcome: Outcome) -> list[list[str]]:
-    """Return the held-out losses of every rate that was tried, the chosen one marked."""
+    """Return where every rate that was tried ended, the chosen one marked."""
     rates = sorted({rate for trials in outcome.rate_trials.values() for rate in trials})
     chosen = {each.arm: each.rate for each in outcome.answers}
-    rows = [["held-out loss by rate", *(f"{rate:g}" for rate in rates)]]
+    rows = [[f"{LABELS[outcome.choose_by]} by rate", *(f"{rate:g}" for rate in rates)]]
     for arm, trials in outcome.rate_trials.items():
         values = [trials.get(rate) for rate in rates]
         texts = [MISSING if value is None else f"{value:.5g}" for value in values]
@@ -143,6 +144,7 @@ def plain(outcome: Outcome) -> dict[str, Any]:
         "baseline": outcome.baseline,
         "verdicts": outcome.verdicts,
         "notes": outcome.notes,
+        "choose_by": outcome.choose_by,
         "learning_rates": {
             arm: {f"{rate:g}": value for rate, value in trials.items()} for arm, trials in outcome.rate_trials.items()
         },

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from kairostep.reports.arms import Arm, ShownRun, same_task
 from kairostep.reports.rounding import MISSING, counted, seconds, with_error
-from kairostep.reports.target import Cost, is_paired, ratio_to
+from kairostep.reports.target import Cost, is_paired, paired_ratio_to, partner, ratio_to
 from kairostep.runs.history import RunHistory
 from kairostep.runs.metrics import number
-from kairostep.seed_statistics import Ratio, spread_of
+from kairostep.seed_statistics import shown, spread_of
 
 HOW_TO_READ = (
     "Every run with its last held-out figures ± standard error over images, and each arm's mean ± standard deviation "
@@ -128,19 +128,10 @@ def _ratio(title: str, baseline: Arm, cost: Cost) -> Column:
         return MISSING if ratio is None else str(ratio)
 
     def mean(runs: Sequence[RunHistory]) -> str:
-        ratios = [ratio for run in runs if (ratio := ratio_to(run, baseline, cost)) is not None]
-        return _mean_ratio(ratios)
+        ratio = paired_ratio_to(runs, baseline, cost)
+        return MISSING if ratio is None else shown(ratio)
 
     return Column(title, cell, mean)
-
-
-def _mean_ratio(ratios: Sequence[Ratio]) -> str:
-    if not ratios:
-        return MISSING
-    spread = spread_of([ratio.value for ratio in ratios])
-    if not all(ratio.reached for ratio in ratios):
-        return f"> {spread.mean:.3f}"
-    return f"{spread.mean:.3f}" + ("" if not spread.half_width else f" ± {spread.half_width:.3f}")
 
 
 def _measured(what: str, title: str) -> Column:
@@ -157,7 +148,8 @@ def _notes(arms: Sequence[Arm], baseline: Arm) -> list[str]:
     notes = [
         f"Target: the last held-out loss of {baseline.name}, paired by seed; the loss is interpolated in its logarithm "
         "between measurements, probes count as evaluations, and “>” means that the run ended before it got there. "
-        "Mean ratios have the 95 % interval of Student's t."
+        "Seconds leave out the start of a run. Means of ratios are geometric, with the 95 % interval of Student's t of "
+        "their logarithms; runs that have not finished are left out."
     ]
     others = [arm.name for arm in arms if not same_task(arm.first, baseline.first)]
     if others:
@@ -166,5 +158,14 @@ def _notes(arms: Sequence[Arm], baseline: Arm) -> list[str]:
         )
     unpaired = [arm.name for arm in arms if arm.name not in others and not is_paired(arm, baseline)]
     if unpaired:
-        notes.append(f"Measured by the mean of the baseline's seeds where it lacks theirs: {', '.join(unpaired)}.")
+        notes.append(f"Not compared where the baseline lacks their seeds: {', '.join(unpaired)}.")
+    elsewhere = [arm.name for arm in arms if _is_elsewhere(arm, baseline)]
+    if elsewhere:
+        notes.append(f"No ratio of seconds where device or commit differ from the baseline's: {', '.join(elsewhere)}.")
     return notes
+
+
+def _is_elsewhere(arm: Arm, baseline: Arm) -> bool:
+    """Whether the seconds of any run do not compare with the baseline's."""
+    pairs = [(run.history, partner(run.history, baseline)) for run in arm.runs]
+    return any(other is not None and run.place != other.place for run, other in pairs)

@@ -1,49 +1,54 @@
-"""The cost to reach the baseline's final loss, as ratios of seconds and of network evaluations with probes."""
+"""The cost to reach the baseline's final held-out loss, over the baseline's own: what `kairostep compare` tells too."""
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
 from kairostep.reports.arms import Arm, same_task
-from kairostep.runs.history import HeldOutPoint, RunHistory
-from kairostep.seed_statistics import Ratio, cost_to_reach
+from kairostep.runs.history import RunHistory
+from kairostep.seed_statistics import PairedRatio, Ratio, cost_ratio
 
 Cost = Literal["seconds", "evaluations"]
 
 
-def first_reaching(points: Sequence[HeldOutPoint], target: float, cost: Cost) -> float | None:
-    """Return the cost at which the held-out loss first reaches the target."""
-    known = [(getattr(point, cost), point.loss) for point in points]
-    curve = [(spent, loss) for spent, loss in known if spent is not None and loss is not None]
-    return cost_to_reach([spent for spent, _ in curve], [loss for _, loss in curve], target)
-
-
 def ratio_to(run: RunHistory, baseline: Arm, cost: Cost) -> Ratio | None:
-    """Return how a run's cost to the target compares, with the baseline of its seed, or the mean of all if none has it.
+    """Return a run's cost to the final held-out loss of the baseline of its seed, over what the baseline spent on it.
 
-    The target is the baseline's last held-out loss. None if nothing compares: another task, or no held-out losses.
+    None if nothing compares: another task, a run that has not finished, no baseline of this seed, no held-out losses,
+    and for seconds another device or commit.
     """
+    other = partner(run, baseline)
+    if other is None or other.last is None or other.last.loss is None:
+        return None
+    if cost == "seconds" and run.place != other.place:
+        return None
+    return cost_ratio(loss_curve(run, cost), loss_curve(other, cost), other.last.loss)
+
+
+def paired_ratio_to(runs: Sequence[RunHistory], baseline: Arm, cost: Cost) -> PairedRatio | None:
+    """Return the ratios of an arm, one for each seed: repeating a seed says nothing about other seeds."""
+    found = {run.seed: ratio for run in reversed(runs) if (ratio := ratio_to(run, baseline, cost)) is not None}
+    return PairedRatio(found) if found else None
+
+
+def partner(run: RunHistory, baseline: Arm) -> RunHistory | None:
+    """Return the baseline's run that a run is compared with: of its seed and task, both of them finished."""
+    if run.state != "finished" or not same_task(run, baseline.first):
+        return None
     others = [other.history for other in baseline.runs]
-    others = [other for other in others if other.seed == run.seed] or others
-    ends = [other.last for other in others]
-    losses = [end.loss for end in ends if end is not None and end.loss is not None]
-    if not losses or not run.held_out or not same_task(run, baseline.first):
-        return None
-    target = math.fsum(losses) / len(losses)
-    costs = [first_reaching(other.held_out, target, cost) or _spent(other, cost) for other in others]
-    known = [value for value in costs if value]
-    spent = _spent(run, cost)
-    if not known or spent is None:
-        return None
-    basis = math.fsum(known) / len(known)
-    reached = first_reaching(run.held_out, target, cost)
-    return Ratio((spent if reached is None else reached) / basis, reached is not None)
+    return next((other for other in others if _pairs(other, run) and other.state == "finished"), None)
 
 
 def is_paired(arm: Arm, baseline: Arm) -> bool:
     """Whether every run of an arm has a baseline of its seed."""
-    return {run.history.seed for run in arm.runs} <= {run.history.seed for run in baseline.runs}
+    return all(any(_pairs(other.history, run.history) for other in baseline.runs) for run in arm.runs)
 
 
-def _spent(run: RunHistory, cost: Cost) -> float | None:
-    return next((getattr(p, cost) for p in reversed(run.held_out) if getattr(p, cost) is not None), None)
+def _pairs(one: RunHistory, other: RunHistory) -> bool:
+    return one.seed is not None and one.seed == other.seed
+
+
+def loss_curve(run: RunHistory, cost: Cost) -> tuple[list[float], list[float]]:
+    """Return costs and held-out losses at the measurements whose cost is known."""
+    measured = [(run.costs_at(point.step).get(cost), point.loss) for point in run.held_out]
+    known = [(spent, loss) for spent, loss in measured if spent is not None and loss is not None]
+    return [spent for spent, _ in known], [loss for _, loss in known]

@@ -8,7 +8,7 @@ from typing import Any
 from kairostep.reports.arms import Arm, same_task
 from kairostep.reports.rounding import with_error
 from kairostep.runs.history import RunHistory
-from kairostep.seed_statistics import Spread, spread_of
+from kairostep.seed_statistics import PairedRatio, paired_ratio, spread_of
 
 SAME_COST = 0.005  # network evaluations that differ by less are called the same
 
@@ -23,19 +23,21 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Comparison:
-    """An arm beside the baseline: final held-out losses of the same seeds, as logarithms of their ratios."""
+    """An arm beside the baseline, over the seeds that both have finished."""
 
     arm: str
-    spread: Spread | None  # None without a seed that both have finished
-    num_seeds: int
+    ratio: PairedRatio | None  # of final held-out losses
     cost: float | None  # network evaluations, probes included, over the baseline's
+
+    @property
+    def num_seeds(self) -> int:
+        """How many seeds both have."""
+        return len(self.ratio.by_seed) if self.ratio else 0
 
     @property
     def decided(self) -> int:
         """-1 if the arm ends lower than the baseline beyond the spread of seeds, 1 if higher, else 0."""
-        if self.spread is None or self.spread.half_width is None or abs(self.spread.mean) <= self.spread.half_width:
-            return 0
-        return -1 if self.spread.mean < 0 else 1
+        return self.ratio.decided if self.ratio else 0
 
 
 def verdict(arms: Sequence[Arm]) -> Verdict | None:
@@ -65,16 +67,11 @@ def verdict(arms: Sequence[Arm]) -> Verdict | None:
 def compare(arm: Arm, baseline: Arm) -> Comparison:
     """Return the comparison of an arm with the baseline over the seeds that both have finished."""
     ends, others = _by_seed(arm), _by_seed(baseline)
-    pairs = [(ends[seed], others[seed]) for seed in ends if seed in others]
-    ratios = [math.log(_end(run) / _end(other)) for run, other in pairs]
-    costs = [(_evaluations(run), _evaluations(other)) for run, other in pairs]
-    known = [run / other for run, other in costs if run and other]
-    return Comparison(
-        arm.name,
-        spread_of(ratios) if ratios else None,
-        len(pairs),
-        math.fsum(known) / len(known) if known else None,
+    losses, costs = (
+        paired_ratio(*({seed: of(run) for seed, run in runs.items()} for runs in (ends, others)))
+        for of in (_end, _evaluations)
     )
+    return Comparison(arm.name, losses, costs.mean if costs else None)
 
 
 def _of_seeds(found: Sequence[Comparison], baseline: str) -> Verdict:
@@ -96,9 +93,9 @@ def _of_seeds(found: Sequence[Comparison], baseline: str) -> Verdict:
 
 def _sentence(comparison: Comparison, baseline: str) -> str:
     """Return a sentence about one arm."""
-    spread = comparison.spread
-    if spread is None:
+    if comparison.ratio is None:
         return f"{comparison.arm}: no finished seed that {baseline} has too, so no verdict."
+    spread = comparison.ratio.spread
     if spread.half_width is None:
         return f"{comparison.arm}: one seed in common with {baseline} shows no difference beyond the spread of seeds."
     low, high = (_change(spread.mean + sign * spread.half_width) for sign in (-1, 1))
@@ -148,8 +145,8 @@ def _end(run: RunHistory) -> float:
     return run.last.loss if run.last and run.last.loss is not None else math.nan
 
 
-def _evaluations(run: RunHistory) -> float | None:
-    return run.last.evaluations if run.last else None
+def _evaluations(run: RunHistory) -> float:
+    return run.last.evaluations or 0.0 if run.last else 0.0
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -82,6 +82,33 @@ class RunHistory:
         """The last held-out loss that is a number."""
         return next((point for point in reversed(self.held_out) if point.loss is not None), None)
 
+    @cached_property
+    def seconds_per_step(self) -> float | None:
+        """Seconds that a step trains for, the start of a run left out, in which code is compiled; None if unknown."""
+        series = self.metrics.get("seconds")
+        if not series.steps:
+            return None
+        steps, seconds = series.steps[-1] - series.steps[0], series.values[-1] - series.values[0]
+        return seconds / steps if steps > 0 and seconds > 0 else None
+
+    @property
+    def place(self) -> str:
+        """Device and commit: seconds compare within one."""
+        provenance = self.config.get("provenance")
+        facts = provenance if isinstance(provenance, Mapping) else {}
+        return f"{facts.get('device')} {facts.get('commit')}"
+
+    def costs_at(self, step: float) -> dict[str, float]:
+        """Return what was spent up to a step, as far as it is known, by the costs that runs are compared in."""
+        size, each = number(self.config.get("batch_size")), self.seconds_per_step
+        known = {
+            "steps": step,
+            "images": None if size is None else step * size,
+            "evaluations": evaluations_at(self.metrics, step),
+            "seconds": None if each is None else step * each,
+        }
+        return {cost: float(value) for cost, value in known.items() if value is not None}
+
     def spent(self, name: str) -> float | None:
         """Return the last value of a count, such as `seconds`."""
         values = self.metrics.get(name).values
