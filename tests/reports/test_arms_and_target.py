@@ -15,7 +15,7 @@ from kairostep.reports.configurations import differences, warnings
 from kairostep.reports.results_table import results_table
 from kairostep.reports.target import first_reaching, ratio_to
 from kairostep.runs.history import HeldOutPoint, RunHistory
-from kairostep.runs.thinning import kept_points, kept_rows
+from kairostep.runs.thinning import select_points, select_rows
 from kairostep.seed_statistics import spread_of
 
 
@@ -180,17 +180,17 @@ def test_intervals_are_those_of_student() -> None:
 def test_thinning_keeps_spikes_and_ends() -> None:
     values = array("d", (math.sin(i / 5000) for i in range(100_000)))
     values[54_321], values[777] = 99.0, -99.0
-    kept = kept_points(values)
+    kept = select_points(values)
     assert len(kept) <= 402
     assert {0, 777, 54_321, 99_999} <= set(kept)
     assert kept == sorted(kept)
-    assert kept_points(values[:400]) == list(range(400))
+    assert select_points(values[:400]) == list(range(400))
 
 
 def test_thinning_keeps_the_histogram_that_stands_out() -> None:
     rows = [[0.5, 0.5] for _ in range(1000)]
     rows[613] = [1.0, 0.0]
-    kept = kept_rows(rows, 50)
+    kept = select_rows(rows, 50)
     assert len(kept) == 50
     assert {0, 613, 999} <= set(kept)
     assert kept == sorted(set(kept))
