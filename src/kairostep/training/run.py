@@ -76,8 +76,9 @@ class Run:
         config, step = self.config, self.trainer.step_number
         num_parameters = sum(p.numel() for p in self.trainer.network.parameters()) / 1e6
         parts = (config.process.name, config.prediction, config.weighting.name, config.sampler.name)
-        resumed = f"going on from step {step} to {config.steps}" if step < config.steps else f"{step} steps taken before"
-        start = resumed if step else f"{config.steps} steps"
+        resumed = f"going on from step {step} to {config.steps}"
+        before = resumed if step < config.steps else f"{step} steps taken before"
+        start = before if step else f"{config.steps} steps"
         held_out = f", {len(self.monitor.held_out[0])} held out" if self.monitor.held_out else ", none held out"
         classes = f", {self.experiment.num_classes} classes" if self.experiment.num_classes else ""
         return (
