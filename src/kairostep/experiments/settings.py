@@ -1,16 +1,16 @@
-"""What one experiment is made of, as data; `config` reads and writes it. Needs torch alone, as presets do."""
+"""The settings of one experiment, as data; `config` reads and writes them. Imports nothing but torch."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from kairostep.checks import below_one, choice, count, nonnegative, positive
 
-AUTO = "auto"  # of label_dropout: classes are used where a folder of images has them
+AUTO = "auto"  # value of label_dropout: use the classes of a folder of images if it has any
 
 
 @dataclass(frozen=True)
 class Component:
-    """A named part and its options: in YAML a name alone, or a mapping with `name` and the options beside it."""
+    """A named part and its options. In YAML: a name, or a mapping with `name` and the options."""
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -25,7 +25,7 @@ def setting(default: Any, text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """One experiment, every choice in it a `--key=value`."""
+    """One experiment. On the command line each setting is `--key=value`."""
 
     data: Component = setting(Component("digits"), "data set; its options as --data.option=value")
     autoencoder: str | None = setting(None, "folder of a diffusers AutoencoderKL or VQModel: train on its latents")
@@ -78,7 +78,7 @@ class Config:
     trackers: tuple[str, ...] = setting((), "also log to tensorboard, wandb, ...: any tracker of accelerate")
 
     def __post_init__(self) -> None:
-        """Check what can be checked without building anything."""
+        """Check the values that can be checked without building anything."""
         for name in ("steps", "batch_size", "accumulate", "log_every", "density_every", "evaluate_every"):
             count(name, getattr(self, name))
         for name in ("checkpoint_every", "keep_checkpoints", "sample_steps"):
