@@ -119,7 +119,7 @@ def check(config: Config, process: Process, device: torch.device) -> None:
 
 
 def check_speed(config: Config) -> None:
-    """Raise ValueError for sampler speed with another weighting or prediction: its weight suits an epsilon loss alone."""
+    """Raise ValueError for sampler speed with another weighting or prediction: its weight is for an epsilon loss."""
     options = config.sampler.options
     if "speed" not in (config.sampler.name, options.get("first"), options.get("then")):
         return

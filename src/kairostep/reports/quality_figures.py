@@ -8,7 +8,7 @@ from kairostep.plots import Axis, Curve, Figure, Panel
 from kairostep.reports.arms import Arm, ShownRun, parting
 from kairostep.runs.history import RunHistory, evaluations_at
 from kairostep.runs.metrics import number
-from kairostep.runs.thinning import kept_points
+from kairostep.runs.thinning import select_points
 
 COSTS = {
     "seconds": Axis("seconds of training"),
@@ -101,7 +101,7 @@ def _held_out(history: RunHistory, name: str) -> list[Point]:
         for p in history.held_out
         if getattr(p, name) is not None
     ]
-    kept = kept_points(array("d", (point.value for point in points)))
+    kept = select_points(array("d", (point.value for point in points)))
     return [points[i] for i in kept]
 
 
