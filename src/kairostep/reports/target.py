@@ -1,4 +1,4 @@
-"""The cost to reach the baseline's final loss, as ratios of seconds and of network evaluations with probes."""
+"""The cost to reach the baseline's final loss, in seconds or network evaluations, over the baseline's cost."""
 
 import math
 from collections.abc import Sequence
@@ -19,9 +19,10 @@ def first_reaching(points: Sequence[HeldOutPoint], target: float, cost: Cost) ->
 
 
 def ratio_to(run: RunHistory, baseline: Arm, cost: Cost) -> Ratio | None:
-    """Return how a run's cost to the target compares, with the baseline of its seed, or the mean of all if none has it.
+    """Return a run's cost to reach the baseline's last held-out loss, over the baseline's own cost.
 
-    The target is the baseline's last held-out loss. None if nothing compares: another task, or no held-out losses.
+    The baseline is its run of the same seed, or the mean of its runs if none has this seed. Return None if the task
+    differs or there are no held-out losses.
     """
     others = [other.history for other in baseline.runs]
     others = [other for other in others if other.seed == run.seed] or others
@@ -41,7 +42,7 @@ def ratio_to(run: RunHistory, baseline: Arm, cost: Cost) -> Ratio | None:
 
 
 def is_paired(arm: Arm, baseline: Arm) -> bool:
-    """Whether every run of an arm has a baseline of its seed."""
+    """Whether the baseline has the seed of each run of an arm."""
     return {run.history.seed for run in arm.runs} <= {run.history.seed for run in baseline.runs}
 
 
