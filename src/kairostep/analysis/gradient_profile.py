@@ -96,10 +96,8 @@ def variance_profile(
     draws = [Draw.of(rows, rows_per_gradient, 2 * num_pairs * seed + number) for number in range(2 * num_pairs)]
     with eval_mode(model), torch.enable_grad():
         measured = [_measure(model, plain, parameters, draws, t) for t in track(times)]
-    at = [
-        _at(plain, t, float(bound(torch.tensor([t], dtype=torch.float64))), one)
-        for t, one in zip(times, measured, strict=True)
-    ]
+    weights = [float(bound(torch.tensor([t], dtype=torch.float64))) for t in times]
+    at = [_at(plain, *each) for each in zip(times, weights, measured, strict=True)]
     per_pair = torch.stack([one.variances for one in measured], 1)  # (num_pairs, K)
     return VarianceProfile(at, per_pair, len(times) * 2 * num_pairs * rows_per_gradient)
 

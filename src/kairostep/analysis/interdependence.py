@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -78,9 +79,9 @@ def range_effects(
     make_optimizer: MakeOptimizer = torch.optim.Adam,
     track: Track[tuple[float, float]] = iter,
 ) -> Interdependence:
-    """Return how training on each of several equal ranges changes the held-out loss at all times.
+    """Return how training on each of several equal ranges of t changes the held-out loss at all times.
 
-    Before and after share rows, times and noise. The model gets its weights back after each range.
+    Measurements share rows, times and noise. The model gets its weights back after each range.
 
     Args:
         model: The network to start from.
@@ -90,20 +91,13 @@ def range_effects(
         num_ranges: Equal ranges of t.
         num_parts: Equal parts of t in which the loss is measured, a multiple of `num_ranges`.
         training: How to train on each range.
-        make_optimizer: Called with the model's parameters for each range. It should load the moments of the training
-            that made the model: without them, the first steps disturb a trained model.
+        make_optimizer: Called with the parameters for each range. Should load the moments of the model's training.
         track: Shows progress over the ranges, as `tqdm` does.
     """
     ranges = _ranges(num_ranges, num_parts)
     training = training or RangeTraining()
     weights = deepcopy(model.state_dict())
-
-    def profile() -> LossProfile:
-        with eval_mode(model):
-            return loss_profile(
-                model, objective, held_out.x0, labels=held_out.labels, num_bins=num_parts, seed=training.seed
-            )
-
+    profile = partial(_profile, model, objective, held_out, num_parts, training.seed)
     before, effects = profile(), []
     for start, end in track(ranges):
         try:
@@ -111,9 +105,14 @@ def range_effects(
             effects.append(_effect(start, end, (profile().per_image - before.per_image).cpu()))
         finally:
             model.load_state_dict(weights)
-    trained = len(ranges) * training.num_steps * training.batch_size
-    measured = (1 + len(ranges)) * before.num_evaluations
-    return Interdependence([part.loss for part in before.bins], effects, trained + measured)
+    losses, trained = [part.loss for part in before.bins], len(ranges) * training.num_steps * training.batch_size
+    return Interdependence(losses, effects, trained + (1 + len(ranges)) * before.num_evaluations)
+
+
+def _profile(model: nn.Module, objective: Objective, rows: Rows, num_parts: int, seed: int) -> LossProfile:
+    """Return the losses of the rows in each part of [0, 1], in eval mode."""
+    with eval_mode(model):
+        return loss_profile(model, objective, rows.x0, labels=rows.labels, num_bins=num_parts, seed=seed)
 
 
 def _ranges(num_ranges: int, num_parts: int) -> list[tuple[float, float]]:

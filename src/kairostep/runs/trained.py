@@ -56,24 +56,18 @@ def load_trained(
     """
     choice("weights", weights, ("ema", "model"))
     directory, device = Path(run_directory), torch.device(device)
-    if not (directory / "config.yaml").is_file():
-        raise ValueError(
-            f"a run directory must hold config.yaml, got {directory}: pass a directory that `kairostep train` wrote"
-        )
-    config, objective = make_objective(load(directory / "config.yaml"))
+    config, objective = make_objective(load(config_path(directory)))
     path = find_checkpoint(directory, checkpoint)
     state = read_state(path)
     shape, num_classes = tuple(state["sample"]["shape"]), int(state["sample"]["num_classes"])
     model = make_network(config, shape, num_classes)
     model.load_state_dict(state["trainer"]["ema"]["model"] if weights == "ema" else state["trainer"]["model"])
-    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
-    model.to(device, memory_format=layout)  # type: ignore[call-overload]
     return Trained(
         config,
         objective.process,
         objective.prediction,
         objective,
-        model.eval().requires_grad_(False),
+        freeze(model, device),
         shape,
         num_classes,
         decoder(config.autoencoder, device),
@@ -83,6 +77,23 @@ def load_trained(
         weights,
         read_digest(path),
     )
+
+
+def config_path(directory: Path) -> Path:
+    """Return the path of a run's config. Raise ValueError if the directory holds no run."""
+    path = directory / "config.yaml"
+    if not path.is_file():
+        raise ValueError(
+            f"a run directory must hold config.yaml, got {directory}: pass a directory that `kairostep train` wrote"
+        )
+    return path
+
+
+def freeze(model: nn.Module, device: torch.device) -> nn.Module:
+    """Return the model on the device, in eval mode and without gradients."""
+    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+    model.to(device, memory_format=layout)  # type: ignore[call-overload]
+    return model.eval().requires_grad_(False)
 
 
 def find_checkpoint(directory: Path, which: str | int) -> Path:
