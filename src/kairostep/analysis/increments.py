@@ -58,9 +58,9 @@ def process_increments(
         num_steps: Number of steps. Default: that of a discrete process, or 1000.
         threshold: Slope of sigma where convergence starts.
     """
-    positive("threshold", threshold)
+    positive("threshold", threshold, example=0.1)
     default: int = getattr(process, "num_steps", NUM_STEPS)
-    num_steps = count("num_steps", default if num_steps is None else num_steps, at_least=3)
+    num_steps = count("num_steps", default if num_steps is None else num_steps, at_least=3, at_most=10**7, example=1000)
     t = (torch.arange(num_steps, dtype=torch.float64) + 0.5) / num_steps
     log_snr = process.log_snr(t)
     alpha, sigma = torch.sigmoid(log_snr).sqrt(), torch.sigmoid(-log_snr).sqrt()

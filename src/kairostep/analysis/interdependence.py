@@ -37,8 +37,8 @@ class RangeTraining:
 
     def __post_init__(self) -> None:
         """Check sizes."""
-        count("num_steps", self.num_steps)
-        count("batch_size", self.batch_size)
+        count("num_steps", self.num_steps, at_most=10**7, example=1000)
+        count("batch_size", self.batch_size, at_most=10**6, example=64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _profile(model: nn.Module, objective: Objective, rows: Rows, num_parts: int,
 def _ranges(num_ranges: int, num_parts: int) -> list[tuple[float, float]]:
     """Return all of [0, 1], then its equal ranges. Raise ValueError if parts are no multiple of ranges."""
     count("num_ranges", num_ranges, at_least=2)
-    if count("num_parts", num_parts) % num_ranges:
+    if count("num_parts", num_parts, at_most=10**5, example=20) % num_ranges:
         raise ValueError(
             f"num_parts must be a multiple of the {num_ranges} ranges, got {num_parts}: "
             f"pass for instance {num_ranges * max(1, num_parts // num_ranges)}"

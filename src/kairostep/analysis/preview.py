@@ -51,7 +51,7 @@ class Preview:
 
     def over_t(self, num_parts: int = 20) -> list[Part]:
         """Return the equal parts of [0, 1]."""
-        edges = torch.linspace(0, 1, count("num_parts", num_parts) + 1, dtype=torch.float64)
+        edges = torch.linspace(0, 1, count("num_parts", num_parts, at_most=10**5, example=20) + 1, dtype=torch.float64)
         middle = self.log_snr[bin_index((edges[1:] + edges[:-1]) / 2, len(self.t))]
 
         def total(values: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class Preview:
     def over_log_snr(self, num_parts: int = 20) -> list[Part]:
         """Return the equal parts of the range of log-SNR, from noise to data."""
         low, high = self.log_snr.min(), self.log_snr.max()
-        index = bin_index((self.log_snr - low) / (high - low), count("num_parts", num_parts))
+        index = bin_index((self.log_snr - low) / (high - low), count("num_parts", num_parts, at_most=10**5, example=20))
         edges = torch.linspace(float(low), float(high), num_parts + 1, dtype=torch.float64)
 
         def total(values: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ def gradient_noise(
         rows_per_bin: Single-row gradients of each bin.
         seed: Of rows, times and noise.
     """
-    count("num_bins", num_bins)
+    count("num_bins", num_bins, at_most=10**6, example=20)
     count("rows_per_bin", rows_per_bin, at_least=2)
     parameters = trained_parameters(optimizer)
     generator = torch.Generator().manual_seed(seed)

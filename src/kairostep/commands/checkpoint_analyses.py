@@ -93,9 +93,12 @@ class Study:
 def analyse_gradient_variance(known: argparse.Namespace, settings: Sequence[str], train: Train) -> None:
     """Measure the variance of gradients at the checkpoints of a run."""
     check_output(known.output)
-    count("timesteps", known.timesteps, at_least=5)  # one of them early, one late
-    sizes = {"num_pairs": count("repeats", known.repeats, at_least=2), "rows_per_gradient": count("rows", known.rows)}
-    count("measure_seed", known.measure_seed, at_least=0)
+    count("timesteps", known.timesteps, at_least=5, at_most=10**6, example=20)  # one of them early, one late
+    sizes = {
+        "num_pairs": count("repeats", known.repeats, at_least=2, at_most=10**6, example=32),
+        "rows_per_gradient": count("rows", known.rows, at_most=10**6, example=16),
+    }
+    count("measure_seed", known.measure_seed, at_least=0, at_most=2**63 - 1)
     study = Study.of(known, settings, train)
     rows = study.rows(study.train, NUM_ROWS)
     times = [(k + 0.5) / known.timesteps for k in range(known.timesteps)]
@@ -138,9 +141,10 @@ def tell_variance(profiles: Mapping[int, VarianceProfile]) -> list[str]:
 def analyse_interdependence(known: argparse.Namespace, settings: Sequence[str], train: Train) -> None:
     """Train on each range of times alone and measure the loss at all times."""
     check_output(known.output)
-    for name in ("ranges", "parts", "range_steps"):
-        count(name, getattr(known, name))
-    count("measure_seed", known.measure_seed, at_least=0)
+    count("ranges", known.ranges, at_most=10**3, example=5)
+    count("parts", known.parts, at_most=10**5, example=20)
+    count("range_steps", known.range_steps, example=100)
+    count("measure_seed", known.measure_seed, at_least=0, at_most=2**63 - 1)
     study = Study.of(known, settings, train)
     (step,) = study.steps()
     trained, config = study.load(step), study.config

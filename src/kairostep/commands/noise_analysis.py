@@ -30,8 +30,11 @@ DECIDING: Metric = "adam"  # metric of the verdict and of the least-noise densit
 def analyse_noise(known: argparse.Namespace, settings: Sequence[str], train: Train) -> None:
     """Measure single-row gradients at a checkpoint, and print the noise ratio of each density."""
     check_output(known.output)
-    sizes = {"num_bins": count("bins", known.bins), "rows_per_bin": count("rows", known.rows, at_least=2)}
-    count("measure_seed", known.measure_seed, at_least=0)
+    sizes = {
+        "num_bins": count("bins", known.bins),
+        "rows_per_bin": count("rows", known.rows, at_least=2, at_most=10**6, example=16),
+    }
+    count("measure_seed", known.measure_seed, at_least=0, at_most=2**63 - 1)
     study = Study.of(known, settings, train)
     (step,) = study.steps()
     trained, rows = study.load(step), study.rows(study.train, NUM_ROWS)

@@ -47,11 +47,11 @@ def load_folder(
         bad_images: "skip" leaves out and logs images that cannot be read or are too small. "refuse" raises.
         in_memory_bytes: A set that is larger when decoded streams from its files.
     """
-    count("size", size)
+    count("size", size, at_most=2**16, example=64)
     choice("split", split, ("train", "test"))
     choice("classes", classes, ("auto", "none"))
     choice("bad_images", bad_images, ("skip", "refuse"))
-    below_one("held_out", held_out)
+    below_one("held_out", held_out, example=0.02)
     check_channels(channels)
     folder = Path(folder)
     names = find_images(folder)

@@ -96,7 +96,7 @@ def encode_latents(
         batch_size: Of the encoding. Memory does not depend on the number of images.
         num_workers: Processes that read the images.
     """
-    count("batch_size", batch_size)
+    count("batch_size", batch_size, at_most=10**6, example=64)
     count("num_workers", num_workers, at_least=0)
     autoencoder = open_autoencoder(autoencoder_path)
     description = _describe(dataset, autoencoder)
