@@ -30,6 +30,15 @@ MEASURED = {  # page of a method -> arms of results/convergence
     "speed": ("speed",),
     "weightings": ("min_snr",),
 }
+LOOPS = {  # loop in a log of train_speed -> row
+    "diffusers": "diffusers' example of unconditional training",
+    "bare": "a bare PyTorch loop",
+    "bare, compiled": "the bare loop, compiled",
+    "plain": "kairostep, `--speed=plain`",
+    "graph": "kairostep, `--speed=graph`",
+    "compile": "kairostep, `--speed=compile`",
+}
+NETWORKS = {"cifar10-small": "U-Net of 6.5M (`cifar10-small`)", "cifar10-ddpm": "U-Net of 35.7M (`cifar10-ddpm`)"}
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571)  # 0.975, by degrees of freedom
 
 
@@ -161,6 +170,18 @@ def measured_table(arms: Sequence[str]) -> str:
     return as_markdown(header, rows)
 
 
+def speeds_table(log: Path = RESULTS / "train_speed" / "h200.log") -> str:
+    """Return the images per second of each loop, by network, from the log of train_speed at batch 128."""
+    speeds: dict[str, dict[str, str]] = {}
+    for line in log.read_text().splitlines():
+        if ", batch 128, torch" in line:
+            network = speeds.setdefault(line.split(",")[0], {})
+        elif (loop := line[:18].strip()) in LOOPS:
+            network[loop] = line[18:].split()[0]
+    rows = [[text, *(network[loop] for network in speeds.values())] for loop, text in LOOPS.items()]
+    return as_markdown(["images per second", *(NETWORKS[name] for name in speeds)], rows)
+
+
 def as_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
@@ -180,6 +201,7 @@ def documents() -> dict[Path, dict[str, str]]:
     found = {
         ROOT / "README.md": {"results": results_table(), "samplers": samplers_table()},
         ROOT / "docs" / "choosing.md": {"costs": costs_table()},
+        ROOT / "docs" / "performance.md": {"speeds": speeds_table()},
     }
     for page, arms in MEASURED.items():
         found[ROOT / "docs" / "methods" / f"{page}.md"] = {"measured": measured_table(arms)}

@@ -10,7 +10,7 @@ import torch
 
 import kairostep as ks
 from kairostep import registry as module
-from kairostep.arguments import arguments_of, bundle, writable, written_flat
+from kairostep.arguments import arguments_of, bundle, flatten, writable
 from kairostep.experiments.config import decode
 from kairostep.experiments.parts import load_dataset, make_network, make_sampler, make_weighting
 from kairostep.experiments.settings import Component
@@ -161,8 +161,8 @@ def test_an_option_is_what_yaml_can_write() -> None:
     assert writable(Any) is Any
 
 
-def test_fields_of_a_dataclass_are_written_flat_and_bundled() -> None:
-    flat = written_flat(arguments_of(ks.Adaptive))
+def test_fields_of_a_dataclass_are_flattened_and_bundled() -> None:
+    flat = flatten(arguments_of(ks.Adaptive))
     assert {"every", "queue_size", "floor"} <= set(flat)
     assert not {"probing", "rule", "policy", "model", "reward_weight"} & set(flat)
     bundled = bundle(ks.Adaptive, {"every": 3, "floor": 0.2})

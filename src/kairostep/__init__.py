@@ -51,10 +51,10 @@ from kairostep.timesteps import noise_ratio as noise_ratio
 from kairostep.timesteps import select_timesteps as select_timesteps
 from kairostep.version import __version__ as __version__
 
-if not TYPE_CHECKING:  # type checkers would take any name for one that is here
+if not TYPE_CHECKING:  # or type checkers would accept any name
 
     def __getattr__(name: str) -> object:
-        """Say what became of a name that is no longer here."""
+        """Raise AttributeError, with what replaces a removed or renamed class."""
         if name == "Progress":
             from kairostep.registry import samplers
 

@@ -1,4 +1,4 @@
-"""`python -m kairostep`, and what `accelerate launch -m kairostep` runs."""
+"""`python -m kairostep`, which `accelerate launch -m kairostep` also runs."""
 
 from kairostep.cli import main
 

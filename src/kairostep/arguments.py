@@ -1,4 +1,4 @@
-"""What a class or function takes, and how much of that YAML and a command line can write."""
+"""Reads the arguments of a class or function, and which of them YAML and a command line can set."""
 
 import inspect
 import types
@@ -20,7 +20,7 @@ class Argument:
 
 
 def arguments_of(call: Callable[..., Any]) -> dict[str, Argument]:
-    """Return the arguments of a function or class, those of `**options: Unpack[...]` among them."""
+    """Return the arguments of a function or class, including those of `**options: Unpack[...]`."""
     hints = hints_of(call)
     arguments: dict[str, Argument] = {}
     for name, parameter in inspect.signature(call).parameters.items():
@@ -34,7 +34,7 @@ def arguments_of(call: Callable[..., Any]) -> dict[str, Argument]:
 
 
 def hints_of(call: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations of a function or class; none where they name what is not there at run time."""
+    """Return the annotations of a function or class, or none if they name something that is unknown at run time."""
     try:
         return get_type_hints(call.__init__ if inspect.isclass(call) else call)
     except (NameError, TypeError):
@@ -46,22 +46,22 @@ def passes_on(call: Callable[..., Any]) -> bool:
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(call).parameters.values())
 
 
-def written_flat(arguments: Mapping[str, Argument]) -> dict[str, Argument]:
-    """Return the arguments that YAML can write, by types that it can write; tensors, callables, modules are left out.
+def flatten(arguments: Mapping[str, Argument]) -> dict[str, Argument]:
+    """Return the arguments that YAML can set, without tensors, callables and modules.
 
-    The fields of a dataclass, as of `Adaptive(probing=Probing(every=40))`, stand beside the others.
+    A dataclass argument, as in `Adaptive(probing=Probing(every=40))`, is replaced by its fields.
     """
     flat: dict[str, Argument] = {}
     for name, argument in arguments.items():
         if is_dataclass(argument.hint):
-            flat |= written_flat(arguments_of(argument.hint))  # type: ignore[arg-type]  # a class
+            flat |= flatten(arguments_of(argument.hint))  # type: ignore[arg-type]  # a class
         elif (hint := writable(argument.hint)) is not None:
             flat[name] = Argument(hint, argument.required, argument.default)
     return flat
 
 
 def bundle(call: Callable[..., Any], flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return flat options with the fields of each dataclass that `call` takes made into one."""
+    """Undo `flatten`: collect the fields of each dataclass that `call` takes into one argument."""
     options = dict(flat)
     for name, argument in arguments_of(call).items():
         if is_dataclass(argument.hint):
@@ -72,7 +72,10 @@ def bundle(call: Callable[..., Any], flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def writable(hint: Any) -> Any:
-    """Return as much of a type hint as YAML can write: `Tensor | tuple[float, ...]` is a tuple. None if nothing."""
+    """Return the part of a type hint that YAML can write, None if there is none.
+
+    Of `Tensor | tuple[float, ...]` it is the tuple.
+    """
     kind, parts = get_origin(hint), get_args(hint)
     if hint is Any or hint in SCALARS or kind is Literal:
         return hint

@@ -1,4 +1,4 @@
-"""Reading files that anybody may have written: of the right kind, of bounded size, of bounded depth.
+"""Reads files that anybody may have written, with limits on their kind, size and depth.
 
 A run folder can come from somebody else. Nothing in it may hang a command or fill the memory.
 """
@@ -12,21 +12,21 @@ from typing import Any, BinaryIO, NamedTuple
 
 import yaml
 
-MAX_YAML = 200_000  # characters, aliases written out: a config has 2,000, and PyYAML takes 6 s for so many
+MAX_YAML = 200_000  # characters with aliases expanded; a config has 2,000, and PyYAML takes 6 s for this many
 MAX_DEPTH = 32  # of lists and mappings in YAML
-MAX_NUMBER = 400  # characters of a number: Python refuses to print integers of some thousand digits
+MAX_NUMBER = 400  # characters of a number; Python does not print integers of several thousand digits
 MAX_LINE = 1_000_000  # bytes
 CHUNK_LINES, CHUNK_BYTES = 1000, 4_000_000  # read at once
 
 
 class Unreadable(ValueError):
-    """Why a file is not read: a reason that names no file, for messages that do."""
+    """The reason why a file cannot be read. The caller's message names the file."""
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file; `Unreadable` for anything else, such as a pipe, on which one would wait for ever."""
-    at_once = getattr(os, "O_NONBLOCK", 0)  # a pipe opens without waiting for its writer
-    number = os.open(path, os.O_RDONLY | at_once | getattr(os, "O_BINARY", 0))
+    """Open a regular file. Raise `Unreadable` for anything else, such as a pipe, which could block for ever."""
+    no_wait = getattr(os, "O_NONBLOCK", 0)  # do not wait for the writer of a pipe
+    number = os.open(path, os.O_RDONLY | no_wait | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
         raise Unreadable("it is no regular file")
@@ -34,13 +34,22 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return what a regular file holds; `Unreadable` if that is more than `most` bytes."""
+    """Return the content of a regular file. Raise `Unreadable` if it has more than `most` bytes."""
     with open_regular(path) as file:
         return _at_most(file, most)
 
 
 def read_yaml(path: Path, *, pipes: bool = False) -> Any:
-    """Return what a YAML file holds; `Unreadable` or OSError if it cannot be read. `pipes`: also out of a pipe."""
+    """Return the content of a YAML file.
+
+    Args:
+        path: The file.
+        pipes: Whether it may be a pipe.
+
+    Raises:
+        Unreadable: It is no YAML, or exceeds a limit.
+        OSError: It cannot be opened.
+    """
     if not pipes:
         return parse_yaml(_text(read_bytes(path, MAX_YAML)))
     with path.open("rb") as file:
@@ -48,7 +57,7 @@ def read_yaml(path: Path, *, pipes: bool = False) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return what YAML says; `Unreadable` if it is none, is too deep, or grows too large by its aliases."""
+    """Return the content of YAML. Raise `Unreadable` if it is no YAML, too deep, or too large with its aliases."""
     try:
         loader = Loader(text)
         node = loader.get_single_node()
@@ -65,7 +74,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def line_chunks(path: Path, most: int) -> Iterator[list[str]]:
-    """Yield the lines of a regular file, some at a time, up to `most` bytes; of a long line its beginning alone."""
+    """Yield lists of lines of a regular file, up to `most` bytes in all. Long lines are cut."""
     with open_regular(path) as file:
         chunk: list[str] = []
         size = total = 0
@@ -84,12 +93,12 @@ def line_chunks(path: Path, most: int) -> Iterator[list[str]]:
 
 
 class Loader(yaml.SafeLoader):
-    """Safe YAML of bounded depth, in which 1e-3 is a number, as in YAML 1.2; for PyYAML alone it is text."""
+    """Safe YAML of bounded depth. 1e-3 is a number, as in YAML 1.2; plain PyYAML reads it as text."""
 
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Return the next node, unless it lies too deep: PyYAML would end in a RecursionError."""
+        """Return the next node. Raise `Unreadable` if it is too deep: PyYAML would raise RecursionError."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise Unreadable(f"it is nested more than {MAX_DEPTH} levels deep")
@@ -123,16 +132,16 @@ class _Extent(NamedTuple):
 
 
 def _extent(node: yaml.Node, known: dict[int, _Extent | None]) -> _Extent:
-    """Return how large a node is with its aliases written out; `Unreadable` if that is too large, or has no end.
+    """Return the size of a node with its aliases expanded. Raise `Unreadable` if it is too large or endless.
 
-    An alias stands after what it stands for, so that this recursion is no deeper than the text.
+    An alias comes after its anchor, so this recursion is no deeper than the text.
     """
     if id(node) in known:
         found = known[id(node)]
         if found is None:
             raise Unreadable("an alias stands within what it stands for")
         return found
-    known[id(node)] = None  # until all in it is counted
+    known[id(node)] = None  # until all children are counted
     inside = [_extent(child, known) for child in _children(node)]
     letters = len(node.value) if isinstance(node, yaml.ScalarNode) else 0
     extent = _Extent(

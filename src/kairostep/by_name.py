@@ -1,4 +1,4 @@
-"""Samplers and weightings by name: the names of the command line, the arguments of the library."""
+"""Makes samplers and weightings by the names of the command line and the arguments of the library."""
 
 from collections.abc import Callable
 from typing import Any, Literal, overload
@@ -9,7 +9,7 @@ from kairostep.registry import import_outside, nearest, samplers, weightings
 from kairostep.renamed_options import new_names
 from kairostep.timesteps import TimestepSampler
 
-# For type checkers, which read no registry: a test compares them with it
+# For type checkers, which cannot read the registry; a test keeps both in step
 WeightingName = Literal["constant", "debias", "density", "edm", "min_snr", "p2", "soft_min_snr", "vlb"]
 SamplerName = Literal[
     "adaptive",
@@ -37,11 +37,14 @@ def from_name(name: WeightingName, /, **arguments: Any) -> Weighting: ...
 @overload
 def from_name(name: str, /, **arguments: Any) -> Any: ...
 def from_name(name: str, /, **arguments: Any) -> TimestepSampler | Weighting:
-    """Return the sampler or weighting of this name, made with the arguments that its class or function takes.
+    """Return the sampler or weighting of this name.
 
     `ks.from_name("min_snr", gamma=5.0)` is `ks.min_snr(gamma=5.0)`, and `ks.from_name("speed", process=process)` is
-    `ks.Speed(process)`. The names are those of `kairostep train --sampler=` and `--weighting=`, those that other
-    packages add among them.
+    `ks.Speed(process)`.
+
+    Args:
+        name: As in `kairostep train --sampler=` and `--weighting=`, including names that other packages add.
+        arguments: Those of its class or function.
     """
     maker = find_maker(name)
     check_arguments(name, maker, arguments)
@@ -50,7 +53,7 @@ def from_name(name: str, /, **arguments: Any) -> TimestepSampler | Weighting:
 
 
 def find_maker(name: str) -> Callable[..., Any]:
-    """Return the class or function of a name; ValueError lists all names."""
+    """Return the class or function of a name. The ValueError for an unknown name lists all names."""
     if name in samplers.removed:
         raise ValueError(samplers.removed[name])
     if ":" in name:
@@ -65,7 +68,7 @@ def find_maker(name: str) -> Callable[..., Any]:
 
 
 def check_arguments(name: str, maker: Callable[..., Any], arguments: dict[str, Any]) -> None:
-    """Raise ValueError for arguments that the class or function does not take, and for those it lacks."""
+    """Raise ValueError for arguments that the class or function does not take, and for missing ones."""
     taken = arguments_of(maker)
     for given in arguments:
         if given in (renamed := new_names("sampler", name)):

@@ -7,92 +7,8 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LARGEST_FLOAT = 1e30  # float32 ends at 3.4e38: with room to multiply
-LARGEST = 10**15  # of counts that nothing is made of, such as steps: exact in float64, with room to multiply
-MOST = {  # of counts that something is made of: refused before it is
-    "num_steps": 10**7,  # of a process
-    "num_bins": 10**6,
-    "history": 10**5,
-    "queue_size": 10**5,
-    "num_selected": 10**5,
-    "sweep_x0": 10**6,
-    "reward_rows": 10**6,
-    "channels": 2**16,
-    "multipliers": 2**10,
-    "blocks": 2**8,
-    "hidden_size": 2**17,
-    "hidden": 2**16,
-    "depth": 10**3,
-    "size": 2**16,
-    "batch_size": 10**6,
-    "sample_steps": 10**6,
-    "num": 10**7,  # images
-    "fid_images": 10**7,
-    "num_parts": 10**5,
-    "parts": 10**5,
-    "ranges": 10**3,
-    "timesteps": 10**6,
-    "repeats": 10**6,
-    "rows": 10**6,
-    "seed": 2**63 - 1,
-    "measure_seed": 2**63 - 1,
-}
-
-EXAMPLES: dict[str, float] = {  # what an error suggests for arguments that have a usual size
-    "batch_size": 64,
-    "channels": 64,
-    "checkpoint_every": 1000,
-    "decay": 0.99,
-    "density_every": 1000,
-    "depth": 12,
-    "dropout": 0.1,
-    "ema_decay": 0.9999,
-    "end": 10_000,
-    "evaluate_every": 1000,
-    "every": 40,
-    "fid_every": 5000,
-    "fid_images": 5000,
-    "floor": 0.1,
-    "gamma": 5.0,
-    "guidance": 1.5,
-    "held_out": 0.02,
-    "held_out_images": 1024,
-    "hidden": 128,
-    "hidden_size": 768,
-    "history": 10,
-    "keep_checkpoints": 2,
-    "keep_every": 10_000,
-    "label_dropout": 0.1,
-    "learning_rate": 2e-4,
-    "log_every": 100,
-    "mlp_ratio": 4.0,
-    "num": 64,
-    "num_bins": 20,
-    "num_parts": 20,
-    "num_steps": 1000,
-    "offset": 0.008,
-    "parts": 20,
-    "patch_size": 2,
-    "queue_size": 20,
-    "range_steps": 100,
-    "ranges": 5,
-    "repeats": 32,
-    "reward_rows": 64,
-    "rows": 16,
-    "sample_steps": 50,
-    "sigma_data": 0.5,
-    "sigma_max": 80.0,
-    "sigma_min": 0.002,
-    "size": 64,
-    "steps": 1000,
-    "sweep_x0": 1,
-    "threshold": 0.1,
-    "time_scale": 1000.0,
-    "timesteps": 20,
-    "warmup": 100,
-    "warmup_steps": 100,
-    "workers": 4,
-}
+LARGEST_FLOAT = 1e30  # float32 ends at 3.4e38: this leaves room to multiply
+LARGEST = 10**15  # of counts such as steps: exact in float64, with room to multiply
 
 
 def renamed_arguments(**new_names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -111,30 +27,25 @@ def renamed_arguments(**new_names: str) -> Callable[[Callable[P, T]], Callable[P
     return decorate
 
 
-def example(name: str, otherwise: float) -> str:
-    """Return `name=value` with a value that makes sense for an argument of this name."""
-    return f"{name}={EXAMPLES.get(name.rpartition('.')[2], otherwise)}"
-
-
-def positive(name: str, value: float) -> float:
-    """Return `value` if it is a finite number above 0."""
+def positive(name: str, value: float, *, example: float = 1.0) -> float:
+    """Return `value` if it is a finite number above 0; `example` is what the error suggests."""
     if not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be a finite number above 0, got {value}: pass for instance {example(name, 1.0)}")
+        raise ValueError(f"{name} must be a finite number above 0, got {value}: pass for instance {name}={example}")
     return in_float32(name, value)
 
 
-def finite(name: str, value: float) -> float:
+def finite(name: str, value: float, *, example: float = 0.0) -> float:
     """Return `value` if it is a finite number."""
     if not float("-inf") < value < float("inf"):
-        raise ValueError(f"{name} must be a finite number, got {value}: pass for instance {example(name, 0.0)}")
+        raise ValueError(f"{name} must be a finite number, got {value}: pass for instance {name}={example}")
     return in_float32(name, value)
 
 
-def nonnegative(name: str, value: float) -> float:
+def nonnegative(name: str, value: float, *, example: float = 0.01) -> float:
     """Return `value` if it is a finite number of at least 0."""
     if not 0 <= value < float("inf"):
         raise ValueError(
-            f"{name} must be a finite number of at least 0, got {value}: pass for instance {example(name, 0.01)}"
+            f"{name} must be a finite number of at least 0, got {value}: pass for instance {name}={example}"
         )
     return in_float32(name, value)
 
@@ -147,38 +58,45 @@ def in_float32(name: str, value: float) -> float:
     return value
 
 
-def share(name: str, value: float) -> float:
+def share(name: str, value: float, *, example: float = 0.1) -> float:
     """Return `value` if it is in [0, 1]."""
     if not 0 <= value <= 1:
-        raise ValueError(f"{name} must be a share in [0, 1], got {value}: pass for instance {example(name, 0.1)}")
+        raise ValueError(f"{name} must be a share in [0, 1], got {value}: pass for instance {name}={example}")
     return value
 
 
-def positive_share(name: str, value: float) -> float:
+def positive_share(name: str, value: float, *, example: float = 0.1) -> float:
     """Return `value` if it is in (0, 1]."""
     if not 0 < value <= 1:
-        raise ValueError(f"{name} must be a share in (0, 1], got {value}: pass for instance {example(name, 0.1)}")
+        raise ValueError(f"{name} must be a share in (0, 1], got {value}: pass for instance {name}={example}")
     return value
 
 
-def below_one(name: str, value: float) -> float:
+def below_one(name: str, value: float, *, example: float = 0.9) -> float:
     """Return `value` if it is in [0, 1)."""
     if not 0 <= value < 1:
-        raise ValueError(f"{name} must be in [0, 1), got {value}: pass for instance {example(name, 0.9)}")
+        raise ValueError(f"{name} must be in [0, 1), got {value}: pass for instance {name}={example}")
     return value
 
 
-def count(name: str, value: int, *, at_least: int = 1, at_most: int | None = None) -> int:
-    """Return `value` if it is a whole number of at least `at_least`, and not beyond what anybody can mean."""
+def count(name: str, value: int, *, at_least: int = 1, at_most: int = LARGEST, example: int = 0) -> int:
+    """Return `value` if it is a whole number within its bounds.
+
+    Args:
+        name: Of the argument.
+        value: Of the argument.
+        at_least: The smallest value.
+        at_most: The largest value that anybody can mean: a larger one is refused before something of that size is made.
+        example: The usual size, which the error suggests. Default: `at_least`.
+    """
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < at_least:
-        usual = example(name, at_least) if EXAMPLES.get(name, at_least) >= at_least else f"{name}={at_least}"
         raise ValueError(
-            f"{name} must be a whole number of at least {at_least}, got {value!r}: pass for instance {usual}"
+            f"{name} must be a whole number of at least {at_least}, got {value!r}: "
+            f"pass for instance {name}={max(at_least, example)}"
         )
-    most = MOST.get(name.rpartition(".")[2], LARGEST) if at_most is None else at_most
-    if value > most:
+    if value > at_most:
         digits = str(value) if value < 10**20 else f"a number of {len(str(value))} digits"
-        raise ValueError(f"{name} must be at most {most}, got {digits}: more cannot be meant, pass a smaller number")
+        raise ValueError(f"{name} must be at most {at_most}, got {digits}: more cannot be meant, pass a smaller number")
     return int(value)
 
 

@@ -1,4 +1,4 @@
-"""kairostep train | compare | generate | evaluate | preview | analyse | report | ...: what a person types."""
+"""The command line: kairostep train | compare | generate | evaluate | preview | analyse | report | ..."""
 
 import argparse
 import atexit
@@ -25,15 +25,15 @@ LONG = ("train", "generate", "evaluate", "analyse", "compare", "find-lr")  # on 
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, as all commands do."""
+    """A parser that prints errors in one line, as all commands do."""
 
     def error(self, message: str) -> NoReturn:
-        """Leave with the exit code of wrong usage."""
+        """Exit with the code of wrong usage."""
         fail(f"{message}: see {self.prog} --help", USAGE_ERROR)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; wrong usage ends with exit code 2, a run that cannot go on with 1, both without a traceback."""
+    """Run a command. Wrong usage exits with code 2, a run that cannot continue with 1, both without a traceback."""
     logging.basicConfig(format="kairostep: %(message)s", level=logging.WARNING)
     atexit.unregister(leave_process_group)  # of an earlier call
     atexit.register(leave_process_group)
@@ -42,11 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def read_and_run(arguments: Sequence[str] | None) -> None:
-    """Read the arguments and do what they say."""
+    """Parse the arguments and run the command."""
     parser = make_parser()
     known, settings = parser.parse_known_args(arguments)
     known.typed = shlex.join(["kairostep", *(sys.argv[1:] if arguments is None else arguments)])
-    if [] in vars(known).values():  # what argparse makes of --option=--
+    if [] in vars(known).values():  # argparse reads --option=-- as an empty list
         parser.error("an option must have a value, got --: leave it out, or pass one")
     if settings and known.command not in WITH_SETTINGS:
         parser.error(f"unrecognized arguments: {' '.join(settings)}")
@@ -55,7 +55,7 @@ def read_and_run(arguments: Sequence[str] | None) -> None:
 
 
 def run_command(known: argparse.Namespace, settings: Sequence[str]) -> None:
-    """Run the command of parsed arguments, its failure a message."""
+    """Run the command of parsed arguments, and turn its failures into messages."""
     try:
         known.run(known, settings)
     except ModuleNotFoundError as error:

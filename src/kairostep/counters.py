@@ -1,6 +1,6 @@
-"""The one counter-based hash: random bits as a function of numbers, so that nothing has to be saved or replayed.
+"""A counter-based hash: random bits as a function of integers, so that no generator state has to be saved.
 
-It is the finaliser of SplitMix64 (Steele et al. 2014), for tensors on any device and for Python's own integers.
+It is the finaliser of SplitMix64 (Steele et al. 2014), for tensors on any device and for Python integers.
 """
 
 from torch import Tensor
@@ -14,7 +14,7 @@ def _signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-GOLDEN_RATIO = _signed(0x9E3779B97F4A7C15)  # of 2**64, as int64: its multiples lie far apart from each other
+GOLDEN_RATIO = _signed(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, as int64: its multiples are spread evenly
 _SIGNED_FIRST, _SIGNED_SECOND = _signed(_FIRST), _signed(_SECOND)
 
 
@@ -26,7 +26,7 @@ def mix(value: Tensor) -> Tensor:
 
 
 def _shift(value: Tensor, num: int) -> Tensor:
-    """Return the bits moved right, zeros coming in; int64's own shift would bring in copies of the sign."""
+    """Shift right and fill with zeros; the shift of int64 would fill with the sign bit."""
     return (value >> num) & ((1 << (64 - num)) - 1)
 
 

@@ -1,7 +1,7 @@
-"""`python -m kairostep.doctor`: what is installed here, on which devices it runs, and what stands in its way.
+"""`python -m kairostep.doctor`: prints what is installed, on which devices it runs, and problems.
 
-Reads the metadata of packages and imports none of them but torch and packaging, which understands the metadata: without
-it, extras are unknown. Ends with 0, or with 1 where something is wrong; an extra that is not installed is not.
+It reads the metadata of packages and imports only torch and packaging. Without packaging it cannot read extras. The
+exit code is 1 if there is a problem, otherwise 0; an extra that is not installed is no problem.
 """
 
 import os
@@ -23,21 +23,21 @@ from kairostep.version import __version__
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-SECONDS = 120  # for torchvision to load in a process of its own; torch alone may take many on a cold disk
-BESIDE = ("lightning", "pytorch-lightning", "torchvision", "torchaudio", "transformers")  # no extra asks for them
+SECONDS = 120  # limit for importing torchvision in a separate process; importing torch is slow on a cold disk
+BESIDE = ("lightning", "pytorch-lightning", "torchvision", "torchaudio", "transformers")  # in no extra
 WIDTH = 110  # of a line
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Lines to print, and what is wrong among them."""
+    """Lines to print, and the problems among them."""
 
     lines: list[str]
     problems: list[str]
 
 
 def version_of(package: str) -> str | None:
-    """Return the version that is installed, or None."""
+    """Return the installed version of a package, None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -45,9 +45,9 @@ def version_of(package: str) -> str | None:
 
 
 def is_too_old(item: "Requirement") -> bool:
-    """Return whether a package is installed in a version that its requirement leaves out.
+    """Return whether the installed version of a package does not meet its requirement.
 
-    A build on the way to a release counts as the release: 2.6.0a0+git as 2.6.0. What is no version is not judged.
+    A pre-release counts as its release: 2.6.0a0+git as 2.6.0. A text that is no version is never too old.
     """
     from packaging.version import InvalidVersion, Version
 
@@ -67,7 +67,7 @@ def is_of(item: "Requirement", extra: str) -> bool:
 
 
 def of_extra(extra: str, requirements: "Iterable[Requirement]") -> "list[Requirement]":
-    """Return what an extra brings, those of our other extras that it names included."""
+    """Return the requirements of an extra, including those of the other extras that it names."""
     requirements = list(requirements)
     own = [item for item in requirements if is_of(item, extra)]
     named = [name for item in own if item.name == "kairostep" for name in sorted(item.extras)]
@@ -89,7 +89,7 @@ def versions(requirements: "Iterable[Requirement]") -> Findings:
 
 
 def runs_bfloat16(device: str) -> bool:
-    """Return whether a product of matrices in bfloat16 runs there, in hardware on a CUDA device."""
+    """Return whether a device multiplies matrices in bfloat16; on a CUDA device, in hardware."""
     if device.startswith("cuda"):
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     try:
@@ -118,7 +118,7 @@ def devices() -> list[str]:
 
 
 def extras(names: Iterable[str], requirements: "Sequence[Requirement]") -> Findings:
-    """Return a line for each extra, with what it lacks and the line that brings it."""
+    """Return a line for each extra, with the packages it lacks and the command that installs them."""
     lines, problems = [], []
     for extra in sorted(names):
         wanted = of_extra(extra, requirements)
@@ -135,16 +135,16 @@ def extras(names: Iterable[str], requirements: "Sequence[Requirement]") -> Findi
 
 
 def libraries(requirements: "Iterable[Requirement]") -> list[str]:
-    """Return the versions of what extras ask for and of what others bring beside it, some in a line."""
+    """Return the versions of the packages in our extras and in `BESIDE`, several in a line."""
     asked = {item.name for item in requirements if not is_of(item, "") and item.name != "kairostep"}
     found = [f"{name} {version}" for name in sorted(asked | set(BESIDE)) if (version := version_of(name))]
     return textwrap.wrap(", ".join(found), WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def torchvision_problems() -> list[str]:
-    """Return whether a torchvision is there that does not load.
+    """Return a problem if torchvision is installed but cannot be imported.
 
-    It is tried in a process of its own: one built for another torch may end the process that imports it.
+    It is imported in a separate process: one built for another torch may crash the process that imports it.
     """
     reason = None if find_spec("torchvision") is None else failure_of_import("torchvision")
     if reason is None:
@@ -157,7 +157,7 @@ def torchvision_problems() -> list[str]:
 
 
 def failure_of_import(module: str) -> str | None:
-    """Return why a module cannot be imported in a fresh process with our path, in one line; None where it can."""
+    """Return in one line why a fresh process with our path cannot import a module, None if it can."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         done = subprocess.run(
@@ -172,7 +172,7 @@ def failure_of_import(module: str) -> str | None:
 
 
 def main() -> int:
-    """Print all of it and return 1 where something is wrong, else 0."""
+    """Print everything and return 1 if there is a problem, otherwise 0."""
     try:
         names, requirements = requirements_of("kairostep")
         wanted = extras(names, requirements)
@@ -191,7 +191,7 @@ def main() -> int:
 
 
 def requirements_of(package: str) -> "tuple[list[str], list[Requirement]]":
-    """Return the extras of an installed package and all that it asks for, nothing where it is not installed."""
+    """Return the extras and the requirements of a package, both empty if it is not installed."""
     from packaging.requirements import Requirement
 
     try:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, whatever happens while they are written."""
+"""Writes files whole or not at all, whatever happens meanwhile."""
 
 import os
 from collections.abc import Iterator
@@ -8,20 +8,20 @@ from pathlib import Path
 
 @contextmanager
 def whole_file(path: Path, *, shared: bool = False) -> Iterator[Path]:
-    """Yield a temporary path to write to; at the end of the block its content is on the disk under the name `path`.
+    """Yield a temporary path to write to. After the block, the file is synced to disk and renamed to `path`.
 
-    If the block or the disk fails, what was at `path` stays as it was and nothing is left beside it. A process killed
-    in between leaves the temporary file, which the next writer replaces.
+    If the block or the disk fails, the old file stays and the temporary one is removed. A killed process leaves the
+    temporary file behind, and the next writer replaces it.
 
     Args:
-        path: Where the file belongs, in a folder that is there.
-        shared: Whether several processes may write this file at once, each then under a temporary name of its own.
+        path: The file to write, in a folder that exists.
+        shared: Whether several processes may write this file at once. Each then has its own temporary name.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}" if shared else f".{path.name}")
     try:
         yield temporary
         with temporary.open("rb+") as file:
-            os.fsync(file.fileno())  # or a power cut may leave the name without its content
+            os.fsync(file.fileno())  # or a power cut may leave an empty file
         temporary.replace(path)
     finally:
         with suppress(OSError):
@@ -29,7 +29,7 @@ def whole_file(path: Path, *, shared: bool = False) -> Iterator[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder last: without it a power cut could undo them."""
+    """Sync a folder to disk, so that a power cut cannot undo renames in it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,14 +1,14 @@
-"""How kairostep got here, and the command that brings what is missing: an extra, from the place it came from."""
+"""Finds out how kairostep was installed, and the command that installs an extra in the same way."""
 
 import json
 from importlib import metadata
 from pathlib import Path
 
-DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}  # modules whose packages differ in name
+DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}  # module -> package if they differ
 
 
 def install_command(extra: str, *, upgrade: bool = False) -> str:
-    """Return the line that installs an extra, from the source tree, archive or index that kairostep came from."""
+    """Return the command that installs an extra from where kairostep came: a source tree, an archive or an index."""
     options = "--upgrade " if upgrade else ""
     if tree := source_tree():
         return f"pip install {options}--editable '{tree}[{extra}]'"
@@ -21,13 +21,13 @@ def install_command(extra: str, *, upgrade: bool = False) -> str:
 
 
 def source_tree() -> Path | None:
-    """Return the checkout that the running code lies in, None where it lies among installed packages."""
+    """Return the checkout of the running code, None if it is an installed package."""
     tree = Path(__file__).resolve().parents[2]
     return tree if (tree / "pyproject.toml").is_file() else None
 
 
 def direct_url() -> str:
-    """Return the folder, file or repository that was installed, as pip noted it; nothing for a package index."""
+    """Return the folder, file or repository that pip installed from, empty for a package index."""
     try:
         noted = json.loads(metadata.distribution("kairostep").read_text("direct_url.json") or "{}")
     except (metadata.PackageNotFoundError, json.JSONDecodeError):
@@ -38,12 +38,12 @@ def direct_url() -> str:
 
 
 def package_of(module: str | None) -> str:
-    """Return the package that brings a module, by the name that pip knows."""
+    """Return the name of the package that pip installs for a module."""
     top = str(module).partition(".")[0]
     return DISTRIBUTIONS.get(top, top)
 
 
 def missing(what: str, error: ModuleNotFoundError, extra: str) -> ModuleNotFoundError:
-    """Return the error that says which package `what` needs and how to get it."""
+    """Return the error that says which package `what` needs and how to install it."""
     message = f"{what} needs {package_of(error.name)}, which is not installed: {install_command(extra)}"
     return ModuleNotFoundError(message, name=error.name)

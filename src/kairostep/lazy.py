@@ -1,4 +1,4 @@
-"""Names of a package that are imported at their first use, where what they bring takes seconds."""
+"""Imports names of a package at their first use, since their modules take seconds to import."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -12,11 +12,11 @@ def import_at_first_use(
 
     Args:
         package: Its `__name__`.
-        places: The module below it that has each name: {"Run": "run"}.
-        moved: Names that are elsewhere or called otherwise now, and where: they raise and say so.
+        places: Name -> the module below the package that has it, such as {"Run": "run"}.
+        moved: Old name -> new place. An old name raises with the new place.
     """
 
-    def __getattr__(name: str) -> Any:  # what the package calls it
+    def __getattr__(name: str) -> Any:
         if moved and name in moved:
             raise AttributeError(f"{package}.{name} has another name now: {moved[name]}")
         if name not in places:

@@ -1,6 +1,6 @@
-"""Plots as plain data, for pages and pictures: a `Figure` of `Panel`s, each with `Curve`s or a `Heat`.
+"""Plots as plain data, for pages and pictures. A `Figure` has `Panel`s, each with `Curve`s or a `Heat`.
 
-`kairostep.reports.write_figures(title, intro, figures, output)` makes one self-contained HTML page of them:
+`kairostep.reports.write_figures(title, intro, figures, output)` writes them as one self-contained HTML page:
 
     Figure("Loss by time", "Lower is better; 0 is clean data.", [Panel(Axis("t"), Axis("loss", log=True), curves)])
 """
@@ -13,23 +13,23 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Axis:
-    """A title with its unit, and how values lie on it."""
+    """An axis: its title with unit, its scale and its ends."""
 
     title: str
     log: bool = False
-    start: float | None = None  # by default where the data begins
+    start: float | None = None  # None: fits the data
     end: float | None = None
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Values over x; values that are not finite, or None, are gaps."""
+    """Values over x. None and non-finite values are gaps."""
 
     name: str
     x: Sequence[float | str]
     y: Sequence[float | None]
-    errors: Sequence[float | None] = ()  # standard errors of y, shown on hovering and exported
-    group: str = ""  # curves of one group have one colour and are shown and hidden together; by default the name
+    errors: Sequence[float | None] = ()  # standard errors of y, shown in tooltips and exported
+    group: str = ""  # curves of one group share a colour and are hidden together; default: the name
     style: Literal["line", "points", "bars"] = "line"
     faint: bool = False
 
@@ -56,7 +56,7 @@ class Heat:
     z: Sequence[Sequence[float | None]]  # (M, N)
     group: str = ""
     label: str = "value"  # of z
-    relative: bool = False  # z are masses of M equal bins in each column: coloured by how far they are from uniform
+    relative: bool = False  # each column is a histogram of M equal bins, coloured by its distance from uniform
 
     def plain(self) -> dict[str, Any]:
         """Return what the page needs of it."""
@@ -73,14 +73,14 @@ class Heat:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes and what is drawn in it: curves or one heat map."""
+    """One pair of axes with curves or one heat map."""
 
     x: Axis
     y: Axis
     curves: Sequence[Curve] = ()
     heat: Heat | None = None
     title: str = ""
-    marks: Sequence[tuple[float, str]] = ()  # vertical lines at x with a word each, drawn in pictures
+    marks: Sequence[tuple[float, str]] = ()  # vertical lines: x and a word; only pictures draw them
 
     def plain(self) -> dict[str, Any]:
         """Return what the page needs of it."""
@@ -95,7 +95,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """A card of the page: panels side by side under one title."""
+    """Panels side by side under one title."""
 
     title: str
     how_to_read: str  # one sentence
@@ -109,5 +109,5 @@ class Figure:
 
 
 def _numbers(values: Sequence[Any]) -> list[Any]:
-    """Return values that JSON can hold: None for what is not finite."""
+    """Return values that JSON can hold, with None for non-finite numbers."""
     return [None if isinstance(value, float) and not math.isfinite(value) else value for value in values]

@@ -1,4 +1,4 @@
-"""How far a loop is: a bar on a terminal, plain lines where there is none (nohup, SLURM, CI)."""
+"""Shows the progress of a loop: a bar on a terminal, plain lines elsewhere (nohup, SLURM, CI)."""
 
 import sys
 import time
@@ -8,12 +8,12 @@ from typing import Any, Self, TextIO
 
 from torch import Tensor, nn
 
-UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))  # seconds of each, and of its parts
-FIRST_LINE, EVERY = 10.0, 60.0  # seconds until the first line, and between the others
+UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))  # each with the next smaller unit
+FIRST_LINE, EVERY = 10.0, 60.0  # seconds before the first line, and between lines
 
 
 class ProgressMeter:
-    """Counts what a loop has done and tells it.
+    """Counts what a loop has done and shows it.
 
         with ProgressMeter(len(dataset), "encoding", unit="image") as meter:
             for batch in batches:
@@ -25,8 +25,8 @@ class ProgressMeter:
         what: Names the loop.
         unit: What is counted, in the singular.
         done: How much was done before.
-        shown: Whether this process tells anything.
-        file: Where plain lines go, stderr by default.
+        shown: Whether to show anything; False in all processes but the first.
+        file: Where plain lines go. Default: stderr.
     """
 
     def __init__(
@@ -44,49 +44,49 @@ class ProgressMeter:
         self.restart()
 
     def restart(self) -> None:
-        """Measure the rate from here on: the first rounds of a loop are slower than the others."""
+        """Measure the rate from here on, since the first rounds of a loop are slower."""
         self.started, self.done_before = time.monotonic(), self.done
 
     def update(self, amount: float = 1) -> None:
-        """Count more that was done, and tell it if a line is due."""
+        """Count progress, and write a line if one is due."""
         self.advance(amount)
         if self.due:
             self.tell(self.line())
 
     def advance(self, amount: float = 1) -> None:
-        """Count more that was done."""
+        """Count progress."""
         self.done += amount
         if self.bar is not None:
             self.bar.update(int(self.done + 1e-6) - self.bar.n)
 
     @property
     def due(self) -> bool:
-        """Whether nothing was told for too long."""
+        """Whether it is time for the next line."""
         return self.plain and time.monotonic() >= self.next_line
 
     @property
     def seconds_each(self) -> float | None:
-        """How long one takes, None before any was done."""
+        """Seconds of one unit, None before the first is done."""
         done = self.done - self.done_before
         return (time.monotonic() - self.started) / done if done > 0 else None
 
     @property
     def seconds_left(self) -> float | None:
-        """How long the rest takes, None before that can be known."""
+        """Seconds that the rest takes, None if unknown."""
         return None if self.seconds_each is None else self.seconds_each * max(0.0, self.total - self.done)
 
     @property
     def left(self) -> str:
-        """The time that is left, in words to append; nothing where it is not known."""
+        """The time left, as text to append; empty if unknown."""
         return "" if self.seconds_left is None else f", {duration(self.seconds_left)} left"
 
     def line(self) -> str:
-        """Return a line about all of it."""
+        """Return a line on the progress, the rate and the time left."""
         rate = f", {1 / self.seconds_each:.3g} {self.unit}s/s" if self.seconds_each else ""
         return f"{self.what}: {int(self.done)} of {self.total} {self.unit}s{rate}{self.left}"
 
     def tell(self, text: str) -> None:
-        """Write a line, above the bar where there is one."""
+        """Write a line, above the bar if there is one."""
         self.next_line = time.monotonic() + EVERY
         if self.bar is not None:
             self.bar.write(text, file=self.file or sys.stderr)
@@ -95,7 +95,12 @@ class ProgressMeter:
 
     @contextmanager
     def watching(self, model: Callable[..., Any], amount: Callable[[int], float] = float) -> Iterator[None]:
-        """Count the calls of a network within a block, by `amount` of the rows of each; a function has no hooks."""
+        """Count the calls of a network within a block.
+
+        Args:
+            model: The network. A plain function is not counted, since it has no hooks.
+            amount: Progress of a call as a function of its number of rows.
+        """
 
         def count_call(module: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
             self.update(amount(len(inputs[0])))
@@ -114,18 +119,18 @@ class ProgressMeter:
         self.close()
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self.bar is not None:
             self.bar.close()
 
 
 def on_terminal() -> bool:
-    """Whether a person sees a bar move."""
+    """Whether stderr is a terminal."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
 def duration(seconds: float) -> str:
-    """Return a time in its two largest units: 45 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    """Return a duration in its two largest units: 45 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
     if seconds < 1:
         return f"{seconds:.1g} s"
     whole = round(seconds)

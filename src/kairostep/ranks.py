@@ -1,4 +1,4 @@
-"""What a sampler needs of `torch.distributed`; without a process group there is one rank and nothing to reduce."""
+"""The few functions of `torch.distributed` that we need. Without a process group there is one rank."""
 
 import re
 
@@ -20,7 +20,7 @@ def world_size() -> int:
 
 
 def sum_over_ranks(value: Tensor) -> Tensor:
-    """Return the sum of `value` over all ranks, the same bits on each."""
+    """Return the sum of `value` over all ranks, with the same bits on each."""
     if world_size() == 1:
         return value
     total = value.clone()
@@ -38,7 +38,7 @@ def gather_over_ranks(value: Tensor) -> Tensor:
 
 
 def is_lost_rank(error: BaseException) -> bool:
-    """Whether an error says that another process ended or cannot be reached: gloo raises a plain RuntimeError."""
+    """Whether an error says that another process ended or cannot be reached. gloo raises a plain RuntimeError."""
     if dist.is_available() and isinstance(error, dist.DistError):
         return True
     return world_size() > 1 and isinstance(error, RuntimeError) and LOST.search(str(error)) is not None

@@ -1,6 +1,6 @@
-"""Samplers, weightings, networks, data sets and processes by name.
+"""The registries: samplers, weightings, networks, data sets and processes by name.
 
-A class or function gets its name where it is defined:
+A class or function is registered where it is defined:
 
     @samplers.register("root_loss")
     class RootLoss(TimestepSampler): ...
@@ -10,7 +10,7 @@ Another package adds names by entry points, one line in its pyproject.toml:
     [project.entry-points."kairostep.samplers"]
     triangle = "triangle:Triangle"
 
-Anything else that can be imported is named `module:Class`. This file knows no class itself.
+Anything else that can be imported is named `module:Class`. This file imports no class itself.
 """
 
 import difflib
@@ -21,22 +21,22 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kairostep.arguments import Argument, arguments_of, passes_on, written_flat
+from kairostep.arguments import Argument, arguments_of, flatten, passes_on
 
 T = TypeVar("T")
 
-MIN_BEGINNING = 3  # letters of a name that are taken for its beginning
-CLOSE = 0.75  # similarity of a slip, as difflib measures it: one wrong letter in four at most
+MIN_BEGINNING = 3  # letters from which on a text can be the beginning of a name
+CLOSE = 0.75  # similarity of a typo, as difflib measures it: at most one wrong letter in four
 
 
 class Registry:
     """The names of one kind of part, such as samplers.
 
     Args:
-        kind: What one of them is called on the command line: `--kind=name`.
-        group: Entry points that add names. None: no names but the registered ones, and no `module:Class`.
-        given: Arguments that an experiment supplies to whatever takes them. All others are options.
-        removed: Names that are no longer here -> why, and what to take.
+        kind: The kind on the command line: `--kind=name`.
+        group: Entry points that add names. None: only registered names, and no `module:Class`.
+        given: Arguments that an experiment supplies. All others are options.
+        removed: Removed name -> message that says why, and what to use instead.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class Registry:
         removed: Mapping[str, str] | None = None,
     ) -> None:
         self.kind, self.group, self.given, self.removed = kind, group, given, dict(removed or {})
-        self.base: type | None = None  # what they all inherit; set where that class is defined
-        self._registered: dict[str, Any] = {}  # what is imported at its first use stands here as "module:name"
-        self._added: dict[str, list[EntryPoint]] | None = None  # by other packages, read at the first look
+        self.base: type | None = None  # the common base class, which sets this where it is defined
+        self._registered: dict[str, Any] = {}  # "module:name" until it is imported at its first use
+        self._added: dict[str, list[EntryPoint]] | None = None  # of other packages, None until they are read
 
     def register(self, name: str) -> Callable[[T], T]:
         """Return a decorator that gives a class or function this name."""
@@ -62,13 +62,13 @@ class Registry:
         return decorate
 
     def register_later(self, name: str, where: str) -> None:
-        """Give a name to what `where`, "module:name", is, without importing it yet."""
+        """Register "module:name" under a name, and import it at its first use."""
         self._add(name, where)
 
     def find(self, name: str) -> Any:
-        """Return the class or function of a name, or of `module:Class`; ValueError if there is none."""
+        """Return the class or function of a name or of `module:Class`. Raise ValueError if there is none."""
         if ":" in name and self.group is not None:
-            return self._checked(name, import_outside(self.kind, name))
+            return self._check(name, import_outside(self.kind, name))
         added = self._entry_points().get(name, [])
         self._refuse_clash(name, added)
         if name in self._registered:
@@ -78,14 +78,14 @@ class Registry:
                 entry = getattr(importlib.import_module(module), attribute)
             return entry
         if added:
-            return self._checked(name, self._load(added[0]))
+            return self._check(name, self._load(added[0]))
         raise ValueError(self.unknown(name))
 
     def options_of(self, name: str) -> dict[str, Argument]:
-        """Return what can be set for a name: the arguments that YAML can write and an experiment does not supply.
+        """Return the options of a name: the arguments that YAML can set and that an experiment does not supply.
 
-        They are those of the constructor. A class with a `from_experiment` of its own has that one's arguments, and
-        the constructor's too if it passes on `**options`.
+        They are the arguments of the constructor. If the class has its own `from_experiment`, they are the arguments
+        of that, plus those of the constructor if it takes `**options`.
         """
         maker = self.find(name)
         arguments = arguments_of(maker)
@@ -94,11 +94,11 @@ class Registry:
             own.pop("experiment", None)
             passed_on = {key: value for key, value in arguments.items() if key not in own}
             arguments = {**passed_on, **own} if passes_on(maker.from_experiment) else own
-        return {key: value for key, value in written_flat(arguments).items() if key not in self.given}
+        return {key: value for key, value in flatten(arguments).items() if key not in self.given}
 
     @property
     def registered(self) -> dict[str, Any]:
-        """The names of kairostep itself, in alphabetical order, without those of other packages."""
+        """The names that kairostep registers, in alphabetical order, without those of other packages."""
         return dict(sorted(self._registered.items()))
 
     def __iter__(self) -> Iterator[str]:
@@ -106,11 +106,11 @@ class Registry:
         return iter(sorted({*self._registered, *self._entry_points()}))
 
     def __contains__(self, name: object) -> bool:
-        """Whether `find` has something to look at: a name, or the form `module:Class`."""
+        """Whether this is a known name, or has the form `module:Class`."""
         return name in self._registered or name in self._entry_points() or (self.group is not None and ":" in str(name))
 
     def unknown(self, name: str) -> str:
-        """Return the message for a name that is not here."""
+        """Return the message for an unknown name."""
         return self.removed.get(name) or unknown(self.kind, name, self)
 
     def _add(self, name: str, entry: Any) -> None:
@@ -127,7 +127,7 @@ class Registry:
             self._added = {}
             for entry_point in entry_points(group=self.group) if self.group else ():
                 same_name = self._added.setdefault(entry_point.name, [])
-                if entry_point.value not in [other.value for other in same_name]:  # a package can lie there twice
+                if entry_point.value not in [other.value for other in same_name]:  # a package may be on the path twice
                     same_name.append(entry_point)
         return self._added
 
@@ -149,7 +149,7 @@ class Registry:
                 f"{type(error).__name__}: {error}, from {entry_point.value}: mend or uninstall that package"
             ) from error
 
-    def _checked(self, name: str, entry: Any) -> Any:
+    def _check(self, name: str, entry: Any) -> Any:
         if self.base is not None and not (isinstance(entry, type) and issubclass(entry, self.base)):
             raise ValueError(
                 f"{self.kind} {name} must be a subclass of kairostep.{self.base.__name__}, got {entry!r}: "
@@ -161,7 +161,7 @@ class Registry:
 
 
 def import_outside(kind: str, name: str) -> Any:
-    """Return what `module:name` is, modules of the current folder among them, as with `python -m`."""
+    """Import `module:name`, also from the current folder, as `python -m` does."""
     module_name, _, attribute = name.partition(":")
     if not (module_name and attribute):
         raise ValueError(f"--{kind} must be a name or module:Class, got {name!r}: write for instance mine:Thing")
@@ -188,14 +188,14 @@ def origin(entry: Any) -> str:
 
 
 def package_of(entry_point: EntryPoint) -> str:
-    """Return the package that brings an entry point."""
+    """Return the package of an entry point, in words."""
     return f"the package {entry_point.dist.name}" if entry_point.dist else "an unnamed package"
 
 
 def nearest(name: str, valid: Iterable[str]) -> list[str]:
-    """Return the name that a slip of the hand turns into this one, else those that begin with it.
+    """Return the valid name that is one typo away, otherwise the names that begin with this one.
 
-    Leading dashes and case do not count: with them any two short flags would look alike.
+    Leading dashes and case do not count: with them, any two short flags would be similar.
     """
     plain = {_plain(one): one for one in valid}
     written = _plain(name)
@@ -205,7 +205,7 @@ def nearest(name: str, valid: Iterable[str]) -> list[str]:
 
 
 def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
-    """Return the message for a name that is not among the valid ones: those near it, or all."""
+    """Return the message for an unknown name, with the nearest valid names, or all if none is near."""
     valid = list(valid)
     if near := nearest(name, valid):
         return f"unknown {kind} {name}: did you mean {' or '.join(near)}?"

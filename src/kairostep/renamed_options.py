@@ -1,4 +1,4 @@
-"""Options of a run's parts that have another name today, so that settings of earlier versions stay readable."""
+"""Options that were renamed, so that settings of earlier versions can still be read."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ RENAMED: Mapping[str, Mapping[str, Mapping[str, str]]] = {  # part -> its name -
 
 
 def with_new_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a config.yaml with the options of its parts under their names of today."""
+    """Return the settings of a config.yaml with renamed options under their new names."""
     return {key: _with_new_options(key, value) for key, value in config.items()}
 
 

@@ -1,6 +1,6 @@
-"""Arms paired by seed: ratios to a baseline with intervals, and what it costs a run to reach a value.
+"""Statistics of arms paired by seed: ratios to a baseline with intervals, and the cost to reach a value.
 
-Pure functions of numbers, shared by the pages of `report` and the answers of `compare`.
+These are pure functions of numbers. Both `report` and `compare` use them.
 """
 
 import math
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import cache
 
 LEVEL = 0.95  # of all intervals
-SAME = 1e-9  # relative width of an interval that is none
-PRECISION = 1e-12  # of quantiles, relative
+SAME = 1e-9  # an interval of less relative width counts as a point
+PRECISION = 1e-12  # relative, of quantiles
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean over seeds with half the width of its interval of 95 %, and the standard deviation; None for one seed."""
+    """A mean over seeds, half the width of its 95 % interval, and the standard deviation; both None for one seed."""
 
     mean: float
     half_width: float | None
@@ -24,11 +24,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Ratio:
-    """What one run has or spends, over what the baseline of its seed does.
+    """A value or cost of one run over that of the baseline with the same seed.
 
     Args:
         value: The ratio.
-        reached: False where the run ended before it got to the target: the true ratio is then larger.
+        reached: False if the run ended before it reached the target. The true ratio is then larger.
     """
 
     value: float
@@ -40,7 +40,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class PairedRatio:
-    """The ratios of an arm to the baseline, one for each seed that both have: at least one, all above 0."""
+    """The ratios of an arm to the baseline, one for each shared seed: at least one, all above 0."""
 
     by_seed: Mapping[int, Ratio]
 
@@ -56,17 +56,17 @@ class PairedRatio:
 
     @property
     def num_reached(self) -> int:
-        """How many runs got to the target."""
+        """How many runs reached the target."""
         return sum(ratio.reached for ratio in self.by_seed.values())
 
     @property
     def reached(self) -> bool:
-        """Whether all runs got to the target, so that an interval means something."""
+        """Whether all runs reached the target. Otherwise there is no interval."""
         return self.num_reached == len(self.by_seed)
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The interval of 95 %; None for one seed, and where a run did not get to the target."""
+        """The 95 % interval; None for one seed, or if a run did not reach the target."""
         spread = self.spread
         if spread.half_width is None or not self.reached:
             return None
@@ -74,7 +74,7 @@ class PairedRatio:
 
     @property
     def decided(self) -> int:
-        """-1 where the whole interval is below 1, 1 where it is above, else 0: one seed decides nothing."""
+        """-1 if the whole interval is below 1, 1 if it is above 1, otherwise 0. One seed decides nothing."""
         if self.interval is None:
             return 0
         low, high = self.interval
@@ -93,12 +93,12 @@ class PairedRatio:
 
 
 def _digits(width: float) -> int:
-    """Return the digits after the point with which an interval of this width still has two ends."""
+    """Return how many digits after the point keep the two ends of an interval of this width apart."""
     return next((digits for digits in (2, 3, 4) if width >= 2 * 10.0**-digits), 4)
 
 
 def paired_ratio(values: Mapping[int, float], baseline: Mapping[int, float]) -> PairedRatio | None:
-    """Return the ratios over the seeds that both have, None without one; values that are not above 0 have none."""
+    """Return the ratios over the shared seeds, None if there are none. Values must be above 0; others are left out."""
     shared = [seed for seed in values if seed in baseline]
     usable = [seed for seed in shared if _is_positive(values[seed]) and _is_positive(baseline[seed])]
     ratios = {seed: values[seed] / baseline[seed] for seed in usable}
@@ -106,7 +106,7 @@ def paired_ratio(values: Mapping[int, float], baseline: Mapping[int, float]) -> 
     return PairedRatio(found) if found else None
 
 
-def shown(ratio: PairedRatio) -> str:
+def ratio_text(ratio: PairedRatio) -> str:
     """Return a ratio where it stands beside the number of seeds."""
     return f"{ratio.mean:.3f}" if len(ratio.by_seed) == 1 and ratio.reached else str(ratio)
 
@@ -116,7 +116,7 @@ def _is_positive(value: float) -> bool:
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """Return the mean of at least one value, and how well it is known by Student's t."""
+    """Return the mean of at least one value, with its interval by Student's t."""
     n, mean = len(values), math.fsum(values) / len(values)
     if n == 1:
         return Spread(mean, None, None)
@@ -126,7 +126,7 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 @cache
 def student_quantile(degrees: int, level: float = LEVEL) -> float:
-    """Return the t that Student's distribution with these degrees of freedom exceeds in size in 1 - level of draws."""
+    """Return the t such that [-t, t] has probability `level` under Student's distribution."""
     low, high = 0.0, 1.0
     while student_within(high, degrees) < level:
         low, high = high, 2 * high
@@ -137,7 +137,7 @@ def student_quantile(degrees: int, level: float = LEVEL) -> float:
 
 
 def student_within(t: float, degrees: int) -> float:
-    """Return the probability of [-t, t]: Abramowitz and Stegun (1964), equations 26.7.3 and 26.7.4."""
+    """Return the probability of [-t, t] by Abramowitz and Stegun (1964), equations 26.7.3 and 26.7.4."""
     angle = math.atan(t / math.sqrt(degrees))
     sine, cosine = math.sin(angle), math.cos(angle)
     is_odd = degrees % 2
@@ -149,10 +149,10 @@ def student_within(t: float, degrees: int) -> float:
 
 
 def cost_to_reach(costs: Sequence[float], values: Sequence[float], target: float) -> float | None:
-    """Return the cost at which a falling value is first at most the target, None if it never is.
+    """Return the cost at which a falling value first reaches the target, None if it never does.
 
-    Between two measurements the logarithm of the value is taken to be linear in the cost. Where there is none, at the
-    first measurement and for a value that is not above 0, the cost of that measurement is returned.
+    Between two measurements, the logarithm of the value is interpolated linearly in the cost. There is no
+    interpolation at the first measurement and to a value of 0 or less; the cost of that measurement is returned then.
     """
     before: tuple[float, float] | None = None
     for cost, value in zip(costs, values, strict=True):
@@ -172,11 +172,11 @@ def _between(before: tuple[float, float], after: tuple[float, float], target: fl
 def cost_ratio(
     curve: tuple[Sequence[float], Sequence[float]], baseline: tuple[Sequence[float], Sequence[float]], target: float
 ) -> Ratio | None:
-    """Return the cost of reaching a target over what the baseline needs for it.
+    """Return a run's cost to reach a target over the baseline's.
 
     Args:
-        curve: Costs and values of a run, at its measurements.
-        baseline: The same of the baseline's run.
+        curve: Costs and values of the run, at its measurements.
+        baseline: Costs and values of the baseline's run.
         target: The value to reach.
 
     Returns:

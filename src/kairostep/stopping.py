@@ -4,7 +4,7 @@ import signal
 
 
 def stopping_signals() -> list[signal.Signals]:
-    """Return SIGINT, SIGTERM and, unless it is ignored (nohup) or the platform has none, a lost terminal's SIGHUP."""
+    """Return SIGINT, SIGTERM and, if the platform has it and it is not ignored (nohup), SIGHUP of a lost terminal."""
     numbers = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
@@ -12,5 +12,5 @@ def stopping_signals() -> list[signal.Signals]:
 
 
 def repeats(number: int) -> bool:
-    """Whether one cause may send this signal twice: a lost terminal sends SIGHUP itself, and so does its shell."""
+    """Whether one event may send this signal twice. On a lost terminal, both the terminal and the shell send SIGHUP."""
     return number == getattr(signal, "SIGHUP", None)

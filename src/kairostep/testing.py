@@ -1,11 +1,11 @@
-"""Does a sampler of your own keep the contract? One line in your test suite says so.
+"""Checks whether your own sampler keeps the contract, with one line in your test suite.
 
     from kairostep.testing import check_sampler
 
     def test_triangle() -> None:
         check_sampler(Triangle)
 
-It needs torch alone and takes a second or two. kairostep's own samplers are tested by it too.
+It needs only torch and takes a second or two. kairostep's own samplers pass it too.
 """
 
 import io
@@ -26,7 +26,7 @@ from kairostep.diffusion import DiscreteProcess, Objective
 from kairostep.timesteps import LossAt, SamplerContext, Timesteps, TimestepSampler
 
 NUM_ROWS = 64
-TAUGHT_STEPS = range(60)
+TRAINED_STEPS = range(60)
 NUM_DRAWS = 20_000
 USE_DRAWS = "draw by kairostep.timesteps.draws.Draws(seed, stratified=True), a function of (seed, step, rank, row)"
 
@@ -40,7 +40,7 @@ class Case:
     Args:
         make: Returns a sampler.
         shape: Of one x0.
-        states: Of a taught sampler and its network, once there is one.
+        states: Of the trained sampler and its network, once they are trained.
     """
 
     make: Callable[[SamplerContext], TimestepSampler]
@@ -48,7 +48,7 @@ class Case:
     states: dict[str, Any] = field(default_factory=dict)
 
     def build(self, seed: int = 0) -> tuple[TimestepSampler, nn.Module]:
-        """Return a new sampler and the network that it is made for, always the same one."""
+        """Return a new sampler and its network, which always has the same weights."""
         num = int(torch.Size(self.shape).numel())
         with torch.random.fork_rng([]):
             torch.manual_seed(0)
@@ -63,17 +63,17 @@ class Case:
         generator = torch.Generator().manual_seed(step)
         return torch.randn(NUM_ROWS, *self.shape, dtype=torch.float32, generator=generator)
 
-    def taught(self) -> tuple[TimestepSampler, nn.Module]:
-        """Return a sampler that has watched some training, and its network."""
+    def build_trained(self) -> tuple[TimestepSampler, nn.Module]:
+        """Return a sampler that has observed some training, and its network."""
         sampler, model = self.build()
         if not self.states:
-            self.teach(sampler, model, TAUGHT_STEPS)
+            self.train(sampler, model, TRAINED_STEPS)
             self.states.update(sampler=deepcopy(sampler.state_dict()), model=deepcopy(model.state_dict()))
         sampler.load_state_dict(deepcopy(self.states["sampler"]))
         model.load_state_dict(self.states["model"])
         return sampler, model
 
-    def teach(self, sampler: TimestepSampler, model: nn.Module, steps: range) -> None:
+    def train(self, sampler: TimestepSampler, model: nn.Module, steps: range) -> None:
         """Train the network by gradient descent with the sampler's draws."""
         for step in steps:
             x0 = self.batch(step)
@@ -87,12 +87,12 @@ class Case:
 
 
 def check_sampler(make: Make, *, unbiased: bool = False, shape: tuple[int, ...] = (4,), **options: Any) -> None:
-    """Raise AssertionError, in one plain sentence, where a sampler breaks the contract of `TimestepSampler`.
+    """Raise AssertionError, with one sentence, if a sampler breaks the contract of `TimestepSampler`.
 
     Args:
-        make: The class, which `from_experiment` makes as `kairostep train` does, or a function that returns a sampler
-            for a `SamplerContext`, with its seed.
-        unbiased: Whether its weights keep the objective: their product with the density is then uniform.
+        make: The class, or a function that returns a sampler for a `SamplerContext`, with its seed. A class is made by
+            `from_experiment`, as `kairostep train` does.
+        unbiased: Whether its weights are 1/density, so that they keep the objective.
         shape: Of one sample x0.
         options: Of the class, as after `--sampler.`.
     """
@@ -105,7 +105,7 @@ def check_sampler(make: Make, *, unbiased: bool = False, shape: tuple[int, ...] 
 
 
 def require(holds: bool, message: str) -> None:
-    """Raise unless it holds."""
+    """Raise AssertionError unless a condition holds."""
     if not holds:
         raise AssertionError(message)
 
@@ -121,7 +121,7 @@ def losses_of(model: nn.Module, x0: Tensor) -> LossAt:
 
 
 def check_draws(case: Case) -> None:
-    """One time in [0, 1] and one finite, positive weight for each row, whatever the size and type of the batch."""
+    """Check that each row gets a time in [0, 1] and a finite, positive weight, for all batch sizes and dtypes."""
     sampler, _ = case.build()
     for num_rows in (1, 7, 128):
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
@@ -138,7 +138,7 @@ def check_draws(case: Case) -> None:
 
 
 def check_seeds(case: Case) -> None:
-    """Draws depend on the seed and the step, and on nothing else; torch's own generator is left alone."""
+    """Check that draws depend only on seed and step, and leave torch's generator unchanged."""
     x0 = case.batch(0)
     before = torch.get_rng_state()
     sampler, model = case.build(0)
@@ -147,16 +147,16 @@ def check_seeds(case: Case) -> None:
     again, other = (case.build(seed)[0].sample(x0).t for seed in (0, 1))
     require(torch.equal(first, again), f"the same seed must give the same draws: {USE_DRAWS}")
     require(not torch.equal(first, other), f"another seed must give other draws: {USE_DRAWS}")
-    case.teach(sampler, model, range(3))
+    case.train(sampler, model, range(3))
     untouched = torch.equal(before, torch.get_rng_state())
     require(untouched, f"sample and observe must leave torch's generator as it was: {USE_DRAWS}")
 
 
 def check_density(case: Case) -> None:
-    """`density` is where the draws go, also after training."""
-    sampler, _ = case.taught()
-    latest = case.batch(TAUGHT_STEPS[-1])  # a policy's density is that over the rows it was shown last
-    with torch.no_grad():  # nothing is shown
+    """Check that draws follow `density`, also after training."""
+    sampler, _ = case.build_trained()
+    latest = case.batch(TRAINED_STEPS[-1])  # a policy's density is that of the latest rows
+    with torch.no_grad():  # these draws are not observed
         times = torch.cat([sampler.sample(latest).t for _ in range(NUM_DRAWS // NUM_ROWS)]).float()
     for num_bins in (10, 33):
         density = sampler.density(num_bins)
@@ -171,9 +171,9 @@ def check_density(case: Case) -> None:
 
 
 def check_unbiased(case: Case) -> None:
-    """Weighted means over draws are means over uniform t."""
-    sampler, _ = case.taught()
-    x0 = case.batch(TAUGHT_STEPS[-1]).double()
+    """Check that weighted means over draws are means over uniform t."""
+    sampler, _ = case.build_trained()
+    x0 = case.batch(TRAINED_STEPS[-1]).double()
     with torch.no_grad():
         drawn = [sampler.sample(x0) for _ in range(NUM_DRAWS // NUM_ROWS)]
     t, weight = torch.cat([own.t for own in drawn]), torch.cat([own.weight for own in drawn])
@@ -186,16 +186,16 @@ def check_unbiased(case: Case) -> None:
 
 
 def check_state(case: Case) -> None:
-    """`state_dict` holds all: a sampler of another seed that loads it goes on bitwise."""
+    """Check that a sampler of another seed that loads a `state_dict` continues with the same bits."""
     (sampler, model), (resumed, other_model) = case.build(0), case.build(123)
-    case.teach(sampler, model, range(23))
+    case.train(sampler, model, range(23))
     file = io.BytesIO()
     torch.save(sampler.state_dict(), file)
     file.seek(0)
     resumed.load_state_dict(torch.load(file, weights_only=True))
     other_model.load_state_dict(model.state_dict())
-    case.teach(sampler, model, range(23, 45))
-    case.teach(resumed, other_model, range(23, 45))
+    case.train(sampler, model, range(23, 45))
+    case.train(resumed, other_model, range(23, 45))
     one, other = sampler.sample(case.batch(0)), resumed.sample(case.batch(0))
     same = torch.equal(one.t, other.t) and torch.equal(one.weight, other.weight)
     require(
@@ -217,8 +217,8 @@ def changes(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def check_observe(case: Case) -> None:
-    """`observe` refuses what is no loss per row, and asks for other losses only where the sampler says so."""
-    (sampler, model), asked = case.taught(), []
+    """Check that `observe` rejects losses of a wrong shape, and calls `loss_at` only if `uses_loss_at`."""
+    (sampler, model), asked = case.build_trained(), []
     x0 = case.batch(0)
     drawn, known = sampler.sample(x0), losses_of(model, x0)
     for wrong in (torch.zeros(NUM_ROWS, 4), torch.tensor(0.5)):
@@ -246,9 +246,9 @@ def check_observe(case: Case) -> None:
 
 
 def check_bad_losses(case: Case) -> None:
-    """Losses that are NaN or infinite are skipped."""
+    """Check that NaN and infinite losses are skipped."""
     for bad in (float("nan"), float("inf")):
-        sampler, model = case.taught()
+        sampler, model = case.build_trained()
         before = sampler.density()
         for step in range(4):
             x0 = case.batch(step)
@@ -266,22 +266,22 @@ def check_bad_losses(case: Case) -> None:
 
 
 def check_ranks(case: Case) -> None:
-    """Two processes with the same state draw different numbers; torch's fake process group stands in for them."""
+    """Check that two processes with the same state draw different numbers, with torch's fake process group."""
     if not dist.is_available() or dist.is_initialized():
         return
     times = []
     for rank in (0, 1):
-        with pretended_rank(rank):
+        with fake_rank(rank):
             times.append(case.build()[0].sample(case.batch(0)).t)
     require(not torch.equal(*times), f"two processes must draw different numbers: {USE_DRAWS}")
 
 
 @contextmanager
-def pretended_rank(rank: int) -> Iterator[None]:
-    """Be one of two processes, of which the other is not there."""
+def fake_rank(rank: int) -> Iterator[None]:
+    """Run a block as one of two processes, without the other."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    hook = sys.excepthook  # torch names the rank in every traceback from then on
+    hook = sys.excepthook  # torch replaces it by one that names the rank
     dist.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
     try:
         yield

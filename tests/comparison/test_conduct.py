@@ -17,7 +17,7 @@ from kairostep.comparison.conduct import every_run
 from kairostep.comparison.outcome import outcome_of
 from kairostep.comparison.plan import read_plan
 from kairostep.reports.report import Comparison, make_report
-from kairostep.seed_statistics import shown
+from kairostep.seed_statistics import ratio_text
 from kairostep.training import Run
 from kairostep.training.run_errors import Diverged
 
@@ -115,7 +115,7 @@ def test_its_page_has_the_ratios_of_its_table(compared: Path) -> None:
     for each, block in zip(outcome.answers, page.blocks, strict=True):
         assert each.arm == block.arm
         ratios = each.reaching[0].ratios
-        assert [block.rows[0].cells[place] for place in places] == [shown(ratios[cost]) for cost in costs]
+        assert [block.rows[0].cells[place] for place in places] == [ratio_text(ratios[cost]) for cost in costs]
         for cost, place in zip(costs, places, strict=True):
             found = [row.cells[place] for row in block.rows[1:]]
             assert found == [str(ratio) for ratio in ratios[cost].by_seed.values()]

@@ -18,8 +18,8 @@ from kairostep.reports.configurations import differences, warnings
 from kairostep.reports.results_table import results_table
 from kairostep.reports.target import Cost, loss_curve, paired_ratio_to, ratio_to
 from kairostep.runs.history import RunHistory
-from kairostep.runs.thinning import kept_points, kept_rows
-from kairostep.seed_statistics import cost_to_reach, shown, spread_of
+from kairostep.runs.thinning import select_points, select_rows
+from kairostep.seed_statistics import cost_to_reach, spread_of
 
 COSTS: tuple[Cost, ...] = ("seconds", "evaluations")
 
@@ -181,7 +181,7 @@ def test_the_mean_ratio_is_geometric_with_an_interval_on_logarithms_and_one_rati
         assert found is not None
         assert found.interval == pytest.approx((low, high))
         assert found.mean == pytest.approx(math.exp(sum(logs) / 3))
-        assert table.blocks[1].rows[0].cells[column] == shown(found)
+        assert table.blocks[1].rows[0].cells[column] == ratio_text(found)
         assert table.blocks[0].rows[0].cells[column] == "1"
 
 
@@ -247,17 +247,17 @@ def test_intervals_are_those_of_student() -> None:
 def test_thinning_keeps_spikes_and_ends() -> None:
     values = array("d", (math.sin(i / 5000) for i in range(100_000)))
     values[54_321], values[777] = 99.0, -99.0
-    kept = kept_points(values)
+    kept = select_points(values)
     assert len(kept) <= 402
     assert {0, 777, 54_321, 99_999} <= set(kept)
     assert kept == sorted(kept)
-    assert kept_points(values[:400]) == list(range(400))
+    assert select_points(values[:400]) == list(range(400))
 
 
 def test_thinning_keeps_the_histogram_that_stands_out() -> None:
     rows = [[0.5, 0.5] for _ in range(1000)]
     rows[613] = [1.0, 0.0]
-    kept = kept_rows(rows, 50)
+    kept = select_rows(rows, 50)
     assert len(kept) == 50
     assert {0, 613, 999} <= set(kept)
     assert kept == sorted(set(kept))

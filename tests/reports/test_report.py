@@ -14,7 +14,7 @@ from read_pages import data_of, figure_of, lines_of, text_of
 from kairostep.cli import main
 from kairostep.installation import install_command
 from kairostep.reports import Axis, Curve, Figure, Heat, Panel, write_figures, write_report
-from kairostep.reports.page import needed
+from kairostep.reports.page import import_extra
 from kairostep.reports.report import make_report
 from kairostep.runs.history import RunHistory
 
@@ -196,7 +196,7 @@ def test_a_missing_package_is_named_with_its_extra(
     for name in ("plotly", "plotly.offline"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match=r"a report needs plotly, which is not installed: pip install"):
-        needed("plotly.offline")
+        import_extra("plotly.offline")
     with pytest.raises(SystemExit) as ended:
         main(["report", "anything"])
     assert ended.value.code == 1

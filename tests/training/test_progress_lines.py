@@ -88,7 +88,7 @@ def test_log_steps_have_a_line_each(clock: Clock, capsys: pytest.CaptureFixture[
         for step in range(1, 5):
             clock.now += 0.5
             progress.advance(lambda: pytest.fail("nothing is due"))
-            progress.measured({"loss": 1 / step}, always=False)
+            progress.show({"loss": 1 / step}, always=False)
     lines = told(capsys)
     assert lines[0] == "step 1/4: loss 1.00000, 32 images/s, 2 s left"
     assert lines[3] == "step 4/4: loss 0.25000, 32 images/s"
@@ -112,7 +112,7 @@ def test_the_noise_that_draws_save_is_told_once_when_it_has_settled(
         for number, ratio in enumerate(ratios, start=1):
             progress.step = 100 * number
             sampler = {"noise_ratio": ratio, "equivalent_batch": 128 / ratio, "gate": 1.0}
-            progress.measured({"step": progress.step, "sampler": sampler}, always=False)
+            progress.show({"step": progress.step, "sampler": sampler}, always=False)
     assert told(capsys) == ["root_loss: gradient noise about 0.55 of uniform's, like a batch of 233"]
     assert describe_noise("root_loss", {"noise_ratio": 1.0, "equivalent_batch": 128.0, "gate": 0.0}) == (
         "root_loss: off, since the loss is nearly flat in t: draws are uniform"

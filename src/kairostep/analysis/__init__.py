@@ -1,4 +1,4 @@
-"""The measurements behind the papers' figures, and what a choice of sampler and weighting means before training."""
+"""The measurements behind the papers' figures, and previews of a sampler and weighting before training."""
 
 from typing import TYPE_CHECKING
 
@@ -21,10 +21,10 @@ from kairostep.analysis.step_noise import GradientNoise as GradientNoise
 from kairostep.analysis.step_noise import NoiseRatio as NoiseRatio
 from kairostep.analysis.step_noise import gradient_noise as gradient_noise
 
-if not TYPE_CHECKING:  # type checkers would take any name for one that is here
+if not TYPE_CHECKING:  # or type checkers would accept any name
 
     def __getattr__(name: str) -> object:
-        """Say what became of a name that is no longer here."""
+        """Raise AttributeError, with the new name of a renamed class."""
         if name == "Ratio":
             raise AttributeError(f"{__name__}.Ratio has another name now: {__name__}.VarianceRatio")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,18 +13,18 @@ from kairostep.diffusion import Objective, constant, vlb
 from kairostep.evaluation.estimate import Estimate, mean_and_error
 from kairostep.timesteps.probes import eval_mode
 
-EARLY, LATE = 0.2, 0.8  # the paper's early range is [0, 200] of 1000 (its Figure 4); late is as wide
+EARLY, LATE = 0.2, 0.8  # the paper's early range is [0, 200] of 1000 (its Figure 4); the late range is as wide
 TIMES = tuple((k + 0.5) / 20 for k in range(20))
 NUM_RESAMPLES = 4000
 
 T = TypeVar("T")
 Track = Callable[[Sequence[T]], Iterable[T]]
-"""Goes through a sequence and may show how far it is, as `tqdm` does."""
+"""Iterates over a sequence and may show its progress, as `tqdm` does."""
 
 
 @dataclass(frozen=True, slots=True)
 class VarianceRatio:
-    """A ratio with its 95 % interval, of resampled pairs of gradients."""
+    """A ratio with its 95 % interval, from resampled pairs of gradients."""
 
     value: float
     low: float
@@ -37,8 +37,8 @@ class VarianceAt:
 
     t: float
     log_snr: float
-    vlb_weight: float  # c_t: what turns L_simple into L_VLB
-    loss: Estimate  # L_simple: squared error of what is predicted, per element
+    vlb_weight: float  # c_t in L_VLB = c_t L_simple
+    loss: Estimate  # L_simple: squared error of the prediction, per element
     variance: Estimate  # trace of the covariance of its gradient over x0 and noise
     signal: Estimate  # squared norm of the mean gradient
     vlb_loss: Estimate  # c_t L_simple
@@ -49,12 +49,12 @@ class VarianceAt:
 class VarianceProfile:
     """The variance at several times, from the same rows and noise at each."""
 
-    at: list[VarianceAt]  # in the order of t
+    at: list[VarianceAt]  # sorted by t
     per_pair: Tensor  # (num_pairs, K) independent estimates of the variance of L_simple's gradient
     num_evaluations: int  # of the network, each with its backward pass
 
     def early_to_late(self, *, bound: bool = False) -> VarianceRatio:
-        """Return the mean variance at t < 0.2 over that at t >= 0.8, of L_simple or, for the bound, of L_VLB."""
+        """Return the mean variance at t < 0.2 over that at t >= 0.8, for L_simple, or for L_VLB if `bound`."""
         t, weight = (torch.tensor([getattr(at, key) for at in self.at]).double() for key in ("t", "vlb_weight"))
         values = self.per_pair * weight.square() if bound else self.per_pair
         early, late = values[:, t < EARLY].mean(1), values[:, t >= LATE].mean(1)  # (num_pairs,)
@@ -72,11 +72,21 @@ def variance_profile(
     seed: int = 0,
     track: Track[float] = iter,
 ) -> VarianceProfile:
-    """Return the variance of the gradient at these times, in eval mode; the objective's weighting plays no part.
+    """Return the variance of the gradient at these times, in eval mode and without the objective's weighting.
 
-    Two independent gradients g and h, each the mean over m rows with fresh noise, give m |g - h|^2 / 2, whose
-    expectation is the trace of the covariance of a single row's gradient, and g . h, whose expectation is the squared
-    norm of the mean. Pairs are independent, so that their mean has a plain standard error.
+    Let g and h be two independent gradients, each the mean over m rows with fresh noise. The expectation of
+    m |g - h|^2 / 2 is the trace of the covariance of a single row's gradient, that of g . h is the squared norm of the
+    mean. Pairs are independent, so their mean has the usual standard error.
+
+    Args:
+        model: Some of its parameters must require gradients.
+        objective: Process and prediction.
+        rows: Drawn from with replacement.
+        times: Where to measure.
+        num_pairs: Pairs of gradients at each time.
+        rows_per_gradient: Rows of one gradient, m.
+        seed: Of rows and noise, which are the same at all times.
+        track: Shows progress over the times, as `tqdm` does.
     """
     count("num_pairs", num_pairs, at_least=2)
     count("rows_per_gradient", rows_per_gradient)
@@ -86,17 +96,15 @@ def variance_profile(
     draws = [Draw.of(rows, rows_per_gradient, 2 * num_pairs * seed + number) for number in range(2 * num_pairs)]
     with eval_mode(model), torch.enable_grad():
         measured = [_measure(model, plain, parameters, draws, t) for t in track(times)]
-    at = [
-        _at(plain, t, float(bound(torch.tensor([t], dtype=torch.float64))), one)
-        for t, one in zip(times, measured, strict=True)
-    ]
+    weights = [float(bound(torch.tensor([t], dtype=torch.float64))) for t in times]
+    at = [_at(plain, *each) for each in zip(times, weights, measured, strict=True)]
     per_pair = torch.stack([one.variances for one in measured], 1)  # (num_pairs, K)
     return VarianceProfile(at, per_pair, len(times) * 2 * num_pairs * rows_per_gradient)
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Rows and noise of one gradient."""
+    """The rows and noise of one gradient."""
 
     x0: Tensor  # (m, ...)
     noise: Tensor  # (m, ...)
@@ -104,7 +112,7 @@ class Draw:
 
     @classmethod
     def of(cls, rows: Rows, num: int, seed: int) -> "Draw":
-        """Return rows drawn with replacement and their noise, a function of the seed."""
+        """Return rows drawn with replacement, and their noise. The seed determines both."""
         generator = torch.Generator().manual_seed(seed)
         index = torch.randint(len(rows.x0), (num,), generator=generator).to(rows.x0.device)
         x0 = rows.x0[index]
@@ -113,11 +121,11 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """At one time, of each pair (num_pairs,), and of each row the loss."""
+    """The measurements at one time."""
 
-    variances: Tensor
-    signals: Tensor
-    losses: Tensor
+    variances: Tensor  # (num_pairs,)
+    signals: Tensor  # (num_pairs,)
+    losses: Tensor  # (num_pairs * 2 * rows_per_gradient,)
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:

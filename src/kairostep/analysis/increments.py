@@ -1,4 +1,4 @@
-"""How much a process changes from step to step: SpeeD's process increments and its three areas, for any schedule.
+"""SpeeD's process increments and three areas, for any schedule: how much a process changes from step to step.
 
 Wang et al. (CVPR 2025, 2405.17403) look at x_{t+1} - x_t. Early steps change faster and faster (acceleration), then
 slower (deceleration), and at last hardly at all (convergence), where many of the steps lie.
@@ -13,7 +13,7 @@ from kairostep.checks import count, positive
 from kairostep.diffusion.process import Process
 from kairostep.timesteps.speed import CONVERGENCE_START, SLOPE_THRESHOLD, slope
 
-NUM_STEPS = 1000  # in which a continuous process is read
+NUM_STEPS = 1000  # in which a continuous process is divided
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,19 @@ class ProcessIncrements:
 def process_increments(
     process: Process, *, num_steps: int | None = None, threshold: float = SLOPE_THRESHOLD
 ) -> ProcessIncrements:
-    """Return increments and areas of a process, read as the variance-preserving one with the same SNR.
+    """Return the increments and areas of a process, treated as the variance-preserving process of the same SNR.
 
-    Acceleration ends where the variance of the noise rises fastest; convergence starts where, after that, sigma rises
-    by less than `threshold` per unit of t. A discrete process has its own number of steps.
+    Acceleration ends where the variance of the noise rises fastest. Convergence starts at the first later step where
+    sigma rises by less than `threshold` per unit of t.
+
+    Args:
+        process: The noising process.
+        num_steps: Number of steps. Default: that of a discrete process, or 1000.
+        threshold: Slope of sigma where convergence starts.
     """
-    positive("threshold", threshold)
+    positive("threshold", threshold, example=0.1)
     default: int = getattr(process, "num_steps", NUM_STEPS)
-    num_steps = count("num_steps", default if num_steps is None else num_steps, at_least=3)
+    num_steps = count("num_steps", default if num_steps is None else num_steps, at_least=3, at_most=10**7, example=1000)
     t = (torch.arange(num_steps, dtype=torch.float64) + 0.5) / num_steps
     log_snr = process.log_snr(t)
     alpha, sigma = torch.sigmoid(log_snr).sqrt(), torch.sigmoid(-log_snr).sqrt()
@@ -72,13 +77,13 @@ def process_increments(
 
 
 def areas_of(sigma: Tensor, threshold: float = SLOPE_THRESHOLD) -> list[Area]:
-    """Return the three areas of a process with this factor of the noise (T,)."""
+    """Return the three areas of a process with these noise levels sigma (T,)."""
     num_steps = len(sigma)
     fastest = int(slope(sigma.square()).argmax())
     slow = (slope(sigma)[fastest:] * num_steps < threshold).nonzero()
     converged = fastest + int(slow[0]) if slow.numel() else num_steps
     edges = (0, fastest, converged, num_steps)
-    variance = torch.cat([sigma.new_zeros(1), sigma.square()])  # the variance before each step, and at last
+    variance = torch.cat([sigma.new_zeros(1), sigma.square()])  # before each step, and at the end
     names = ("acceleration", "deceleration", "convergence")
     return [
         Area(name, start, end, (end - start) / num_steps, float((variance[end] - variance[start]) / variance[-1]))

@@ -1,8 +1,9 @@
-"""What training on some times does to the loss at all others: Figure 4 of Kim et al. (CVPR 2025)."""
+"""Measures what training on a range of times does to the loss at all others: Figure 4 of Kim et al. (CVPR 2025)."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,37 +21,44 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 @dataclass(frozen=True, kw_only=True)
 class RangeTraining:
-    """How the model is trained on each range, t being uniform in it, and with which randomness it is measured."""
+    """How to train on each range, with t uniform in it.
+
+    Args:
+        num_steps: Optimizer steps on each range.
+        batch_size: Rows of a step.
+        max_grad_norm: Clip gradients to this norm; None: do not clip.
+        seed: Of rows, of times within the range and of noise, which are the same for all ranges.
+    """
 
     num_steps: int = 100
     batch_size: int = 128
     max_grad_norm: float | None = 1.0
-    seed: int = 0  # of rows, times within the range and noise, which are the same for all ranges
+    seed: int = 0
 
     def __post_init__(self) -> None:
         """Check sizes."""
-        count("num_steps", self.num_steps)
-        count("batch_size", self.batch_size)
+        count("num_steps", self.num_steps, at_most=10**7, example=1000)
+        count("batch_size", self.batch_size, at_most=10**6, example=64)
 
 
 @dataclass(frozen=True, slots=True)
 class RangeEffect:
-    """Changes of the held-out loss, after minus before, by training on times in [start, end)."""
+    """How training on times in [start, end) changes the held-out loss: after minus before."""
 
     start: float
     end: float
     change: list[Estimate]  # in each part of [0, 1]
     inside: Estimate  # mean over the parts of the range
-    outside: Estimate | None  # mean over the others; None if the range is all of [0, 1]
-    balance: Estimate | None  # inside plus outside: above 0, more was lost elsewhere than was gained here
+    outside: Estimate | None  # mean over the other parts; None if the range is all of [0, 1]
+    balance: Estimate | None  # inside plus outside; above 0 if the loss outside outweighs the gain inside
 
 
 @dataclass(frozen=True, slots=True)
 class Interdependence:
-    """The effect of each range on each part of [0, 1], errors being those of paired means over held-out rows."""
+    """The effect of each range on each part of [0, 1]. Errors are those of paired means over held-out rows."""
 
     before: list[Estimate]  # the loss in each part before training
-    effects: list[RangeEffect]  # of all times first, then of each range
+    effects: list[RangeEffect]  # first of all times, then of each range
     num_evaluations: int
 
     @property
@@ -71,22 +79,25 @@ def range_effects(
     make_optimizer: MakeOptimizer = torch.optim.Adam,
     track: Track[tuple[float, float]] = iter,
 ) -> Interdependence:
-    """Return what training on each of several equal ranges does to the held-out loss at all times.
+    """Return how training on each of several equal ranges of t changes the held-out loss at all times.
 
-    Before and after share rows, times and noise. The model has its weights again after each range, and at the end.
-    `make_optimizer` is called with the model's parameters for each range; one that takes up the moments of a training
-    goes on with it, one without them jolts a trained model.
+    Measurements share rows, times and noise. The model gets its weights back after each range.
+
+    Args:
+        model: The network to start from.
+        objective: The loss.
+        rows: To train on.
+        held_out: To measure on.
+        num_ranges: Equal ranges of t.
+        num_parts: Equal parts of t in which the loss is measured, a multiple of `num_ranges`.
+        training: How to train on each range.
+        make_optimizer: Called with the parameters for each range. Should load the moments of the model's training.
+        track: Shows progress over the ranges, as `tqdm` does.
     """
     ranges = _ranges(num_ranges, num_parts)
     training = training or RangeTraining()
     weights = deepcopy(model.state_dict())
-
-    def profile() -> LossProfile:
-        with eval_mode(model):
-            return loss_profile(
-                model, objective, held_out.x0, labels=held_out.labels, num_bins=num_parts, seed=training.seed
-            )
-
+    profile = partial(_profile, model, objective, held_out, num_parts, training.seed)
     before, effects = profile(), []
     for start, end in track(ranges):
         try:
@@ -94,15 +105,20 @@ def range_effects(
             effects.append(_effect(start, end, (profile().per_image - before.per_image).cpu()))
         finally:
             model.load_state_dict(weights)
-    trained = len(ranges) * training.num_steps * training.batch_size
-    measured = (1 + len(ranges)) * before.num_evaluations
-    return Interdependence([part.loss for part in before.bins], effects, trained + measured)
+    losses, trained = [part.loss for part in before.bins], len(ranges) * training.num_steps * training.batch_size
+    return Interdependence(losses, effects, trained + (1 + len(ranges)) * before.num_evaluations)
+
+
+def _profile(model: nn.Module, objective: Objective, rows: Rows, num_parts: int, seed: int) -> LossProfile:
+    """Return the losses of the rows in each part of [0, 1], in eval mode."""
+    with eval_mode(model):
+        return loss_profile(model, objective, rows.x0, labels=rows.labels, num_bins=num_parts, seed=seed)
 
 
 def _ranges(num_ranges: int, num_parts: int) -> list[tuple[float, float]]:
-    """Return all of [0, 1], then its equal ranges; ValueError for sizes that do not go together."""
+    """Return all of [0, 1], then its equal ranges. Raise ValueError if parts are no multiple of ranges."""
     count("num_ranges", num_ranges, at_least=2)
-    if count("num_parts", num_parts) % num_ranges:
+    if count("num_parts", num_parts, at_most=10**5, example=20) % num_ranges:
         raise ValueError(
             f"num_parts must be a multiple of the {num_ranges} ranges, got {num_parts}: "
             f"pass for instance {num_ranges * max(1, num_parts // num_ranges)}"
@@ -118,7 +134,7 @@ def train_on_range(
     training: RangeTraining,
     make_optimizer: MakeOptimizer = torch.optim.Adam,
 ) -> None:
-    """Train the model in place at times from the first to before the second of `times` alone."""
+    """Train the model in place, only at times in [times[0], times[1])."""
     start, end = times
     generator = torch.Generator().manual_seed(training.seed)
     device = rows.x0.device
@@ -145,7 +161,7 @@ def train_on_range(
 
 
 def _effect(start: float, end: float, change: Tensor) -> RangeEffect:
-    """Return the effect of a range from the change of each held-out row's loss in each part (N, num_parts)."""
+    """Return the effect of a range from the `change` (N, num_parts) of each held-out row's loss in each part."""
     middle = (torch.arange(change.shape[1]) + 0.5) / change.shape[1]
     within = (middle >= start) & (middle < end)
     inside = change[:, within].mean(1)  # (N,)

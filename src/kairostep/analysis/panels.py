@@ -1,4 +1,4 @@
-"""Results as panels of curves, for a picture or a page."""
+"""Turns results into panels of curves, for a picture or a page."""
 
 from collections.abc import Mapping, Sequence
 
@@ -53,7 +53,7 @@ def increments_panels(increments: ProcessIncrements) -> list[Panel]:
 
 
 def variance_panels(profiles: Mapping[int, VarianceProfile]) -> list[Panel]:
-    """Return the variance over t for both losses and L_simple itself, one curve for each step of training."""
+    """Return the variance of both losses and L_simple itself over t, one curve for each checkpoint."""
 
     def curves(key: str) -> Sequence[Curve]:
         return [

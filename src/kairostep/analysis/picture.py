@@ -1,4 +1,4 @@
-"""Curves as a picture, drawn by matplotlib: some panels side by side, a legend below each."""
+"""Draws panels side by side with matplotlib, a legend below each."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,13 +8,13 @@ from kairostep.data.extras import require
 from kairostep.plots import Panel
 
 INCHES, DPI = (6.5, 4.6), 100  # of a panel
-WIDE = 1e3  # a logarithmic axis from so many times its lowest value on has powers of ten alone
+WIDE = 1e3  # a logarithmic axis with a larger ratio of its ends is only marked at powers of ten
 INK, SOFT, GRID = "#1f2430", "#667085", "#e6e8ee"
 COLOURS = ("#2f6fde", "#e07b00", "#1f2430", "#1a9850", "#c2185b", "#7b4fc9", "#00a3a3", "#9c6b30")
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Return an empty matplotlib figure of so many inches, without pyplot and its global state."""
+    """Return an empty matplotlib figure, sizes in inches, without pyplot and its global state."""
     figure = require("matplotlib.figure", "a picture", "report")
     return figure.Figure(figsize=(width, height), dpi=DPI, layout="constrained")
 
@@ -30,7 +30,7 @@ def write_picture(title: str, note: str, panels: Sequence[Panel], path: Path) ->
 
 
 def draw_panel(axes: Any, panel: Panel) -> None:
-    """Draw the curves, the first on top, the marks, and the legend below."""
+    """Draw the curves, the first on top, then the marks, and the legend below."""
     for number, curve in enumerate(panel.curves):
         known = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if y is not None]
         points = [(x, y) for x, y in known if y > 0 or not panel.y.log]
@@ -64,7 +64,7 @@ def style(axes: Any, title: str, x_label: str, y_label: str) -> None:
 
 
 def round_log_ticks(axis: Any, text: str | Callable[[float, int], str] = "{x:g}") -> None:
-    """Mark a logarithmic axis at round numbers, one to three for each power of ten, written as `text` says."""
+    """Mark a logarithmic axis at round numbers, one to three for each power of ten, with the format `text`."""
     low, high = axis.get_view_interval()
     factors = (1, 2, 5) if high / low < WIDE else (1,)
     axis.set_major_locator(require("matplotlib.ticker", "a picture", "report").LogLocator(subs=factors))

@@ -1,4 +1,4 @@
-"""Results as JSON."""
+"""Writes results as JSON."""
 
 import json
 import math
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from kairostep.files import whole_file
 
-SCHEMA = 1  # of the documents; a change of meaning raises it
+SCHEMA = 1  # version of the documents
 
 
 def plain(value: Any) -> Any:
-    """Return data that JSON can hold: dataclasses as mappings, tensors as lists, what is not finite as None."""
+    """Return data that JSON can hold: dataclasses as mappings, tensors as lists, non-finite numbers as None."""
     if isinstance(value, Tensor):
         return plain(value.tolist())
     if is_dataclass(value) and not isinstance(value, type):
@@ -28,7 +28,7 @@ def plain(value: Any) -> Any:
 
 
 def write_result(path: Path, analysis: str, facts: Mapping[str, Any], result: Any) -> None:
-    """Write what was measured and what it depends on, whole or not at all."""
+    """Write a result and the facts it depends on, whole or not at all."""
     document = {"schema": SCHEMA, "analysis": analysis, **plain(facts), "result": plain(result)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Rows of a data set, on the device, as a measurement sees them."""
+"""Rows of a data set on the device, for measurements."""
 
 from dataclasses import dataclass
 
@@ -18,10 +18,10 @@ class Rows:
 
     @classmethod
     def of(cls, dataset: Dataset, num: int, device: torch.device, *, classes: bool) -> "Rows":
-        """Return `num` rows spread over a set, all if there are fewer, none mirrored."""
+        """Return `num` rows spread evenly over a data set, or all if there are fewer. None is mirrored."""
         samples, labels = dataset.read_some(num)
         return cls(dataset.to_x0(samples.to(device), None), labels.to(device) if classes else None)
 
     def cond(self, index: Tensor) -> dict[str, Tensor]:
-        """Return the condition that a network is called with for these rows."""
+        """Return the keyword arguments of the network for these rows."""
         return class_condition(self.labels, index)

@@ -16,7 +16,7 @@ from kairostep.timesteps.noise import least_noise_density, noise_ratio
 from kairostep.timesteps.probes import eval_mode
 
 METRICS: tuple[Metric, ...] = get_args(Metric)
-ROOT_LOSS_FLOOR = 0.1  # of `RootLoss` as it is by default
+ROOT_LOSS_FLOOR = 0.1  # the default of `RootLoss`
 NUM_RESAMPLES = 400
 
 
@@ -29,17 +29,17 @@ class NoiseRatio:
 
     @property
     def equivalent_batch(self) -> float:
-        """How many times larger a batch of uniform draws would have to be for as little noise."""
+        """The factor by which a batch of uniform draws must grow to have as little noise."""
         return 1 / self.value
 
 
 @dataclass(frozen=True, slots=True)
 class GradientNoise:
-    """Second moments of single-row gradients by bin of t, and what densities make of them."""
+    """Second moments of single-row gradients by bin of t, and the noise of densities that follows from them."""
 
     squared: dict[Metric, Tensor]  # (K, R) squared size of the gradient of each row in each bin
     mean_squared: dict[Metric, Tensor]  # (K,) squared size of the mean gradient of each bin, unbiased
-    losses: Tensor  # (K, R) as they are trained
+    losses: Tensor  # (K, R) weighted, as they are trained
     weights: Tensor  # (K, R) of the objective, at the time of each row
 
     def moments(self, metric: Metric) -> Tensor:
@@ -47,7 +47,7 @@ class GradientNoise:
         return self.squared[metric].mean(1)
 
     def within_share(self, metric: Metric) -> float:
-        """Return the share of uniform draws' noise that rows and noise have at given t, which no density over t saves.
+        """Return the share of the noise of uniform draws that comes from rows and noise at a fixed t.
 
         The rest comes from the differences between the mean gradients of bins.
         """
@@ -55,16 +55,16 @@ class GradientNoise:
         return float((moments - self.mean_squared[metric].clamp(min=0)).clamp(min=0).sum() / moments.sum())
 
     def predicted_moments(self) -> Tensor:
-        """Return what `RootLoss` takes for the moments, (K,): the root mean square of weight times loss."""
+        """Return the moments that `RootLoss` assumes, (K,): the root mean square of weight times loss."""
         return (self.weights * self.losses).square().mean(1).sqrt()
 
     def densities(self, given: Mapping[str, Tensor], metric: Metric) -> dict[str, Tensor]:
-        """Return densities by name, each (K,): those given, root-loss draws of these losses, and the least noisy."""
+        """Return densities by name, each (K,): those given, root-loss of these losses, and the least noisy one."""
         root_loss = with_floor(least_noise_density(self.predicted_moments()), ROOT_LOSS_FLOOR)
         return {**given, "root_loss of these losses": root_loss, "least": least_noise_density(self.moments(metric))}
 
     def ratio(self, density: Tensor, metric: Metric) -> NoiseRatio:
-        """Return the noise ratio of a density, with the error of resampled rows."""
+        """Return the noise ratio of a density, with its error from resampled rows."""
         squared = self.squared[metric]  # (K, R)
         generator = torch.Generator().manual_seed(0)
         index = torch.randint(squared.shape[1], (NUM_RESAMPLES, *squared.shape), generator=generator)
@@ -73,7 +73,7 @@ class GradientNoise:
         return NoiseRatio(float(noise_ratio(density, squared.mean(1))), float(ratios.std()))
 
     def predicted_ratio(self, density: Tensor) -> float:
-        """Return the noise ratio that the losses alone predict, as `RootLoss.diagnostics` does."""
+        """Return the noise ratio that the losses predict, as `RootLoss.diagnostics` does."""
         return float(noise_ratio(density, self.predicted_moments()))
 
 
@@ -90,15 +90,15 @@ def gradient_noise(
     """Return the size of single-row gradients in each bin of t, in three metrics, in eval mode.
 
     Args:
-        model: Whose parameters the optimizer trains.
-        objective: The loss as it is trained, weighting included.
-        rows: From which rows are drawn with replacement, the same rows and noise in every bin.
-        optimizer: With the state of the run: Adam's running second moments make the metrics "half" and "adam".
-        num_bins: Equal bins of t; times are spread evenly over a bin.
+        model: The network that the optimizer trains.
+        objective: The loss as it is trained, including its weighting.
+        rows: Drawn from with replacement; all bins share rows and noise.
+        optimizer: With the state of the run. The metrics "half" and "adam" use Adam's running second moments.
+        num_bins: Equal bins of t. Times are spread evenly over a bin.
         rows_per_bin: Single-row gradients of each bin.
         seed: Of rows, times and noise.
     """
-    count("num_bins", num_bins)
+    count("num_bins", num_bins, at_most=10**6, example=20)
     count("rows_per_bin", rows_per_bin, at_least=2)
     parameters = trained_parameters(optimizer)
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Results as text."""
+"""Formats results as text."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ INTERVAL = 1.96  # standard errors
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table, all columns to the right."""
+    """Return a table with right-aligned columns."""
     lines = [header, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     text = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
@@ -26,7 +26,7 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def bar(share: float) -> str:
-    """Return a bar of a length between 0 and `BAR_WIDTH` characters."""
+    """Return a bar of up to `BAR_WIDTH` characters for a share in [0, 1]."""
     eighths = round(max(0.0, min(1.0, share)) * BAR_WIDTH * 8)
     return (BARS[-1] * (eighths // 8) + BARS[eighths % 8].strip()).ljust(BAR_WIDTH)
 
@@ -52,7 +52,7 @@ def _parts_table(name: str, parts: Sequence[Part], *, with_log_snr: bool) -> str
 
 
 def rounded(value: float) -> str:
-    """Return a number with three digits, and 0 for what is next to it."""
+    """Return a number with three digits, and 0 for a number next to 0."""
     return f"{round(value, 6) + 0.0:.3g}"
 
 
@@ -109,7 +109,7 @@ def with_error(estimate: Estimate) -> str:
 
 
 def variance_verdict(name: str, ratio: VarianceRatio, *, claimed: bool) -> str:
-    """Return whether the variance is larger early than late, which the paper claims of one of the losses."""
+    """Return one sentence on whether the variance is larger early than late. `claimed`: whether the paper says so."""
     claim = "the paper's finding, larger early than late," if claimed else "larger early than late"
     holds = "holds" if ratio.low > 1 else "does not hold" if ratio.high < 1 else "is left open"
     return (
@@ -119,7 +119,7 @@ def variance_verdict(name: str, ratio: VarianceRatio, *, claimed: bool) -> str:
 
 
 def interdependence_table(effects: Interdependence) -> str:
-    """Return the change of the loss in each part of [0, 1] in percent of the loss there, one column for each range."""
+    """Return the change of the loss in percent, a row for each part of [0, 1], a column for each range."""
     num_parts = len(effects.before)
     header = ["t", "loss before", *(_range_name(effect) for effect in effects.effects)]
     rows = []
@@ -130,7 +130,7 @@ def interdependence_table(effects: Interdependence) -> str:
 
 
 def interdependence_verdict(effect: RangeEffect) -> str:
-    """Return what training on a range did there and elsewhere, and whether more was lost than gained, as in Fig. 4."""
+    """Return one sentence on the gain within a range and the loss elsewhere, as in the paper's Figure 4."""
     if effect.outside is None or effect.balance is None:
         return f"trained on all t: loss {_signed(effect.inside)}"
     low, high = (effect.balance.value + sign * INTERVAL * effect.balance.error for sign in (-1, 1))
@@ -164,7 +164,7 @@ def moments_table(noise: GradientNoise) -> str:
 
 
 def noise_table(noise: GradientNoise, densities: Mapping[str, Tensor], batch_size: int) -> str:
-    """Return the noise ratio of each density in each metric, as the losses predict it, and the equivalent batch."""
+    """Return the noise ratio of each density: in each metric, as predicted by losses, and as an equivalent batch."""
     rows = []
     for name, density in densities.items():
         ratios = [noise.ratio(density, metric) for metric in METRICS]

@@ -12,12 +12,12 @@ from kairostep.experiments.experiment import make_objective
 from kairostep.experiments.parts import make_sampler, sampler_context
 from kairostep.timesteps import TimestepSampler
 
-SHAPE = (4,)  # of a sample, in place of those of the data
+SHAPE = (4,)  # of a sample, instead of that of the data
 
 
 @dataclass(frozen=True)
 class UntrainedParts:
-    """What decides where draws go and what is optimised; config has all defaults of these parts filled in."""
+    """The parts of a config that determine the density of draws and the loss weight."""
 
     config: Config
     objective: Objective

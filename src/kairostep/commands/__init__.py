@@ -1,1 +1,1 @@
-"""Commands that need more than one part of the library: arguments here, the work in modules imported when they run."""
+"""One file for each command: its arguments, and a `run` that imports what it needs."""

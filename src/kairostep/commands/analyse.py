@@ -24,7 +24,7 @@ PARSER = {"help": "measure training", "description": TEXT, "allow_abbrev": False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the analyses."""
+    """Add the analyses and their arguments."""
     analyses = parser.add_subparsers(dest="analysis", required=True, metavar="ANALYSIS")
     parse = partial(analyses.add_parser, allow_abbrev=False)
     what = "RUN | PRESET [--key=value ...]"
@@ -68,7 +68,7 @@ def run_gradient_variance(known: argparse.Namespace, settings: Sequence[str]) ->
 
 
 def run_interdependence(known: argparse.Namespace, settings: Sequence[str]) -> None:
-    """Train on each range of times alone and measure everywhere."""
+    """Train on each range of times alone and measure the loss at all times."""
     from kairostep.commands.checkpoint_analyses import analyse_interdependence
     from kairostep.commands.train import train_run
 
@@ -76,7 +76,7 @@ def run_interdependence(known: argparse.Namespace, settings: Sequence[str]) -> N
 
 
 def run_noise(known: argparse.Namespace, settings: Sequence[str]) -> None:
-    """Measure the gradient noise of a step under every density."""
+    """Measure the gradient noise of a step under each density."""
     from kairostep.commands.noise_analysis import analyse_noise
     from kairostep.commands.train import train_run
 
@@ -84,7 +84,7 @@ def run_noise(known: argparse.Namespace, settings: Sequence[str]) -> None:
 
 
 def run_increments(known: argparse.Namespace, settings: Sequence[str]) -> None:
-    """Show SpeeD's areas."""
+    """Show SpeeD's process increments and three areas."""
     import torch
 
     from kairostep.analysis import process_increments

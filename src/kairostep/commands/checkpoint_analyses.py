@@ -32,12 +32,12 @@ from kairostep.runs import Checkpoints, Trained, load_trained
 from kairostep.runs.checkpoint import read
 from kairostep.runs.trained import find_checkpoint
 
-NUM_ROWS = 4096  # of the training set, from which gradients and training on a range draw
+NUM_ROWS = 4096  # rows of the training set that the analyses draw from
 
 
 @dataclass(frozen=True)
 class Study:
-    """A run under analysis, its data at hand."""
+    """A run under analysis and its data."""
 
     known: argparse.Namespace
     chosen: RunOrPreset
@@ -48,7 +48,7 @@ class Study:
 
     @classmethod
     def of(cls, known: argparse.Namespace, settings: Sequence[str], train: Train) -> "Study":
-        """Return the study of a run, or of a preset that is trained now."""
+        """Return the study of a run, or of a preset, which it trains first."""
         chosen = train_if_preset(settings, known.directory, train)
         assert chosen.directory is not None
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -61,7 +61,7 @@ class Study:
 
     @property
     def heading(self) -> str:
-        """What is analysed, in words."""
+        """One line on what is analysed."""
         return f"{self.directory}, weights {self.known.weights}, on {self.device}"
 
     def steps(self) -> list[int]:
@@ -72,17 +72,17 @@ class Study:
         return [int(path.stem.removeprefix("step-")) for path in paths]
 
     def load(self, step: int) -> Trained:
-        """Return the model of a checkpoint, to be trained on."""
+        """Return the model of a checkpoint, with gradients."""
         trained = load_trained(self.directory, step, self.known.weights, self.device)
         trained.model.requires_grad_()
         return trained
 
     def rows(self, dataset: Dataset, num: int) -> Rows:
-        """Return rows spread over a set."""
+        """Return rows spread evenly over a data set."""
         return Rows.of(dataset, num, self.device, classes=self.config.label_dropout is not None)
 
     def write(self, analysis: str, sizes: Mapping[str, Any], result: Any, how: str, panels: Sequence[Panel]) -> None:
-        """Write the result into the run directory, and where --output says."""
+        """Write the result into the run directory, and to --output."""
         own = {"weights": self.known.weights, "seeds": [self.known.measure_seed], "sizes": sizes}
         facts = {**self.chosen.facts(self.known.typed, self.device), **own}
         write_in_run(self.directory, analysis, facts, result)
@@ -93,9 +93,12 @@ class Study:
 def analyse_gradient_variance(known: argparse.Namespace, settings: Sequence[str], train: Train) -> None:
     """Measure the variance of gradients at the checkpoints of a run."""
     check_output(known.output)
-    count("timesteps", known.timesteps, at_least=5)  # one of them early, one late
-    sizes = {"num_pairs": count("repeats", known.repeats, at_least=2), "rows_per_gradient": count("rows", known.rows)}
-    count("measure_seed", known.measure_seed, at_least=0)
+    count("timesteps", known.timesteps, at_least=5, at_most=10**6, example=20)  # one of them early, one late
+    sizes = {
+        "num_pairs": count("repeats", known.repeats, at_least=2, at_most=10**6, example=32),
+        "rows_per_gradient": count("rows", known.rows, at_most=10**6, example=16),
+    }
+    count("measure_seed", known.measure_seed, at_least=0, at_most=2**63 - 1)
     study = Study.of(known, settings, train)
     rows = study.rows(study.train, NUM_ROWS)
     times = [(k + 0.5) / known.timesteps for k in range(known.timesteps)]
@@ -115,7 +118,7 @@ def analyse_gradient_variance(known: argparse.Namespace, settings: Sequence[str]
 
 
 def tell_variance(profiles: Mapping[int, VarianceProfile]) -> list[str]:
-    """Print the variance at the last checkpoint and early against late at all; return the verdicts on the last."""
+    """Print the variance at the last checkpoint, then early against late times at all; return the last's verdicts."""
     step, last = list(profiles.items())[-1]
     print(f"at step {step}: trace of the covariance of a single row's gradient over x0 and noise, ± standard error;")
     print("L_VLB is c_t L_simple, so that its variance has the factor c_t**2; rows for signal: variance / |mean|**2\n")
@@ -136,11 +139,12 @@ def tell_variance(profiles: Mapping[int, VarianceProfile]) -> list[str]:
 
 
 def analyse_interdependence(known: argparse.Namespace, settings: Sequence[str], train: Train) -> None:
-    """Train on each range of times alone and measure everywhere."""
+    """Train on each range of times alone and measure the loss at all times."""
     check_output(known.output)
-    for name in ("ranges", "parts", "range_steps"):
-        count(name, getattr(known, name))
-    count("measure_seed", known.measure_seed, at_least=0)
+    count("ranges", known.ranges, at_most=10**3, example=5)
+    count("parts", known.parts, at_most=10**5, example=20)
+    count("range_steps", known.range_steps, example=100)
+    count("measure_seed", known.measure_seed, at_least=0, at_most=2**63 - 1)
     study = Study.of(known, settings, train)
     (step,) = study.steps()
     trained, config = study.load(step), study.config

@@ -1,4 +1,4 @@
-"""`kairostep compare`: which sampler and weighting for these data, and is the difference real?"""
+"""`kairostep compare`: which sampler and weighting suit these data, and is the difference real?"""
 
 import argparse
 import math
@@ -37,7 +37,7 @@ MAX_SEEDS = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that are no settings."""
+    """Add the arguments other than settings."""
     add = parser.add_argument
     add("--config", type=Path, help="a YAML file of settings instead of a preset, such as config.yaml of a run")
     add("--arms", help='uniform,root_loss,"logit_normal --weighting=min_snr", or a YAML file of named arms')
@@ -77,7 +77,7 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
 
 
 def read_plans(known: argparse.Namespace, settings: Sequence[str]) -> "tuple[dict[str, Plan], list[Target]]":
-    """Return the plan of each task, named by its folder in the output, and the targets."""
+    """Return the targets, and the plan of each task by the name of its folder."""
     from kairostep.comparison.answers import parse_target
     from kairostep.comparison.arms import read_arms
     from kairostep.comparison.plan import make_plan
@@ -130,14 +130,14 @@ def _measures_fid(plan: "Plan") -> bool:
 
 
 def rates_of(text: str | None, file: "ComparisonFile") -> tuple[float, ...]:
-    """Return the learning rates of the command line, else of the file."""
+    """Return the learning rates of the command line, or of the file if there are none."""
     from kairostep.comparison.arms import parse_rates
 
     return file.learning_rates if text is None else parse_rates(text)
 
 
 def seeds_of(text: str) -> tuple[int, ...]:
-    """Return the first seeds of a number, or those of a list."""
+    """Return 0, 1, 2 for `3`, and the seeds themselves for a list such as `0,1,5`."""
     words = text.split(",")
     if not all(word.strip().isdecimal() for word in words):
         raise ValueError(f"--seeds must be a number or a list such as 0,1,2, got {text!r}: pass for instance --seeds 3")
@@ -171,7 +171,7 @@ def show_plans(plans: "dict[str, Plan]", jobs: int) -> None:
 
 
 def train_and_show(plans: "dict[str, Plan]", known: argparse.Namespace, targets: "list[Target]", budget: float) -> None:
-    """Train what the comparisons lack, and show each."""
+    """Train the missing runs of each comparison, then show all comparisons."""
     from kairostep.commands.failures import RUN_ERROR, fail
     from kairostep.comparison.conduct import Work, conduct
     from kairostep.comparison.outcome import outcome_of
@@ -180,7 +180,7 @@ def train_and_show(plans: "dict[str, Plan]", known: argparse.Namespace, targets:
     from kairostep.training import RunError
 
     if any(config.features for plan in plans.values() for config in plan.configs.values()):
-        sys.path.append("")  # modules that lie here are found, as by `python -m`
+        sys.path.append("")  # find modules in the working directory, as `python -m` does
     work = Work(known.jobs, budget)
     shown = []
     for task, plan in plans.items():
@@ -218,7 +218,7 @@ def show_table(folder: Path, settings: Sequence[str], targets: "list[Target]", c
 
 
 def show(task: str, plan: "Plan", outcome: "Outcome", *, page: bool = True) -> None:
-    """Print a comparison and write its files, and its page if plotly is there."""
+    """Print a comparison and write its files, and its page if plotly is installed."""
     from kairostep.comparison.outcome import write_comparison_page
     from kairostep.comparison.tables import terminal_table, write_files
 

@@ -1,4 +1,4 @@
-"""`kairostep data`: a data set in the form that training reads."""
+"""`kairostep data`: obtains a data set in the form that training reads."""
 
 import argparse
 import logging
@@ -19,7 +19,7 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     """Obtain CIFAR-10."""
     from kairostep.data import obtain_cifar10
 
-    logging.getLogger("kairostep").setLevel(logging.INFO)  # says where it comes from
+    logging.getLogger("kairostep").setLevel(logging.INFO)  # show where it comes from
     try:
         known.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -7,12 +7,12 @@ PARSER = {"help": "what is installed here, and what stands in the way"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add none."""
+    """Add no arguments."""
     parser.set_defaults(run=run)
 
 
 def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
-    """Tell versions, devices, extras and problems."""
+    """Print versions, devices, extras and problems."""
     from kairostep.doctor import main as diagnose
 
     raise SystemExit(diagnose())

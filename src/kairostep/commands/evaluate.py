@@ -1,4 +1,4 @@
-"""`kairostep evaluate`: how good the model of a run is."""
+"""`kairostep evaluate`: measures the model of a run."""
 
 import argparse
 import sys
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
-    """Measure a model; what is left out is told."""
+    """Measure a model, and print notes on what could not be measured."""
     import torch
 
     from kairostep.evaluation.evaluation import EvaluationRequest, prepare
@@ -49,10 +49,10 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     request = EvaluationRequest(**{name: getattr(known, name) for name in names})
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if known.features:
-        sys.path.append("")  # modules that lie here are found, as by `python -m`
+        sys.path.append("")  # find modules in the working directory, as `python -m` does
     for checkpoint in find_checkpoints(known.directory, known.checkpoint):
         trained = load_trained(known.directory, checkpoint, known.weights, device)
-        evaluation = prepare(trained, request, device)  # ValueError: what the user asked for cannot be
+        evaluation = prepare(trained, request, device)  # raises ValueError if the request is impossible
         print(f"{known.directory}, step {trained.step}, weights {trained.weights}, on {device}", flush=True)
         for measurements in evaluation.measure():
             print(table(measurements), flush=True)

@@ -1,4 +1,4 @@
-"""How a command fails: in one line of plain words, with an exit code."""
+"""How a command fails: one line that says why, and an exit code."""
 
 import sys
 from typing import NoReturn
@@ -7,12 +7,12 @@ from kairostep.installation import install_command, package_of
 from kairostep.ranks import is_lost_rank, rank, world_size
 
 USAGE_ERROR, RUN_ERROR = 2, 1
-EXTRAS = {"evaluate": "eval", "report": "report"}  # of the commands that do not need `train`
-NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")  # of a CPU, a GPU, and of both
+EXTRAS = {"evaluate": "eval", "report": "report"}  # other commands need the extra `train`
+NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")  # from torch, on CPU and GPU
 
 
 def words_for(error: BaseException) -> str | None:
-    """Return what to tell of an error, None if only its traceback helps."""
+    """Return one line on an error, None if only its traceback helps."""
     if is_lost_rank(error):
         return (
             f"process {rank()} of {world_size()} stops, since another has ended or cannot be reached: "
@@ -25,13 +25,13 @@ def words_for(error: BaseException) -> str | None:
 
 
 def missing_for(command: str, error: ModuleNotFoundError) -> str:
-    """Return what a command lacks and the line that brings it."""
+    """Return which package a command lacks, and the line that installs it."""
     package = package_of(error.name)
     extra = "report" if package in ("jinja2", "markupsafe", "matplotlib", "plotly") else EXTRAS.get(command, "train")
     return f"kairostep {command} needs {package}, which is not installed: {install_command(extra)}"
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Say what is wrong and leave."""
+    """Print what is wrong and exit."""
     print(f"kairostep: error: {message}", file=sys.stderr)
     raise SystemExit(code)

@@ -1,4 +1,4 @@
-"""`kairostep generate`: from a run directory to a folder of images."""
+"""`kairostep generate`: makes a folder of images with the model of a run."""
 
 import argparse
 import sys
@@ -25,21 +25,21 @@ it was stopped. Several GPUs: accelerate launch --multi_gpu -m kairostep generat
 """
 PARSER = {"help": "make images", "description": TEXT}
 DEFAULT_NUM = 64
-TIMED_ROWS = 8  # of one evaluation on a CPU, where time grows with the rows
+TIMED_ROWS = 8  # rows of the timed evaluation on a CPU, where time is proportional to rows
 
 
 class Renamed(argparse.Action):
-    """Refuses the earlier name of an option with the present one."""
+    """Rejects the old name of an option and names the new one."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None
     ) -> NoReturn:
-        """Refuse."""
+        """Exit with an error."""
         parser.error(f"the solver is named by --solver, a sampler draws t in training: write --solver {values}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments; their defaults are those of `Request` and `load_trained`, but for --num."""
+    """Add the arguments. Defaults, except that of --num, are those of `Request` and `load_trained`."""
     add = parser.add_argument
     add("directory", type=Path, metavar="RUN", help="a run directory")
     add("--num", type=int, help=f"number of images ({DEFAULT_NUM}, or as many as were begun); FID is usually of 50000")
@@ -67,7 +67,7 @@ def classes_of(text: str) -> tuple[int, ...]:
 
 
 def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
-    """Make images, or go on with them."""
+    """Make images, or continue to make them."""
     import torch
     from accelerate import PartialState
 
@@ -78,7 +78,7 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     names = ("solver", "steps", "seed", "guidance", "classes", "precision", "format", "batch_size")
     num = DEFAULT_NUM if known.num is None else known.num
     request = Request(num=num, **{name: getattr(known, name) for name in names})
-    state = PartialState(cpu=not torch.accelerator.is_available())  # else it sees one process where several started
+    state = PartialState(cpu=not torch.accelerator.is_available())  # else it ignores torchrun's other processes
     torch.backends.cudnn.benchmark = True
     for checkpoint in find_checkpoints(known.directory, known.checkpoint):
         trained = load_trained(known.directory, checkpoint, known.weights, state.device)
@@ -91,14 +91,14 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
 def make_images(
     trained: "Trained", request: "Request", output: Path | None, state: "PartialState", *, extend: bool
 ) -> None:
-    """Make the images of one checkpoint and say where they are; a signal ends in `SystemExit`.
+    """Make the images of one checkpoint and print where they are. A signal raises `SystemExit`.
 
     Args:
         trained: The model of the checkpoint.
-        request: Which images.
-        output: Where they go; None: to the run.
+        request: Which images to make.
+        output: The folder; None: one in the run directory.
         state: The processes.
-        extend: Whether as many are made as were begun there, if those are more.
+        extend: If more images were begun in the folder, whether to make as many.
     """
     from dataclasses import replace
 
@@ -128,7 +128,7 @@ def make_images(
 
 
 def cost(trained: "Trained", request: "Request", num: int, device: "torch.device", num_processes: int) -> str:
-    """Return what so many images take: evaluations of the network and, from one that is timed, the time."""
+    """Return what `num` images cost: evaluations of the network, and the time, from one evaluation that is timed."""
     from kairostep.generation import network_evaluations, steps_of
     from kairostep.progress_meter import duration
 
@@ -142,7 +142,7 @@ def cost(trained: "Trained", request: "Request", num: int, device: "torch.device
 
 
 def seconds_of_row(trained: "Trained", request: "Request", num: int, device: "torch.device") -> float:
-    """Return how long the network takes for each of so many images at once."""
+    """Return the seconds that the network takes for each image of a batch of `num`."""
     from contextlib import nullcontext
 
     import torch
@@ -154,7 +154,7 @@ def seconds_of_row(trained: "Trained", request: "Request", num: int, device: "to
     labels = torch.zeros(rows, dtype=torch.int64, device=device) if trained.num_classes else None
     seconds = []
     with torch.no_grad(), torch.autocast(device.type, torch.bfloat16) if request.precision == "bf16" else nullcontext():
-        for _ in range(2):  # the first one also loads kernels
+        for _ in range(2):  # the first evaluation also loads kernels
             start = time.perf_counter()
             trained.model(x, t, **class_condition(labels))
             if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""`kairostep analyse noise`: what each choice of t would do to the gradient noise of a run."""
+"""`kairostep analyse noise`: the gradient noise of a run under each choice of t."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -24,14 +24,17 @@ from kairostep.runs.checkpoint import read
 from kairostep.timesteps.gradient_size import Metric
 from kairostep.timesteps.histogram import rebin
 
-DECIDING: Metric = "adam"  # metric of the verdict, and of the densities called least
+DECIDING: Metric = "adam"  # metric of the verdict and of the least-noise densities
 
 
 def analyse_noise(known: argparse.Namespace, settings: Sequence[str], train: Train) -> None:
-    """Measure single-row gradients at a checkpoint, and tell the noise ratio of every density."""
+    """Measure single-row gradients at a checkpoint, and print the noise ratio of each density."""
     check_output(known.output)
-    sizes = {"num_bins": count("bins", known.bins), "rows_per_bin": count("rows", known.rows, at_least=2)}
-    count("measure_seed", known.measure_seed, at_least=0)
+    sizes = {
+        "num_bins": count("bins", known.bins),
+        "rows_per_bin": count("rows", known.rows, at_least=2, at_most=10**6, example=16),
+    }
+    count("measure_seed", known.measure_seed, at_least=0, at_most=2**63 - 1)
     study = Study.of(known, settings, train)
     (step,) = study.steps()
     trained, rows = study.load(step), study.rows(study.train, NUM_ROWS)
@@ -75,7 +78,7 @@ def known_densities(study: Study, trained: Trained, step: int, num_bins: int) ->
 
 
 def noise_verdict(noise: GradientNoise, densities: Mapping[str, Tensor], batch_size: int) -> str:
-    """Return what there is to gain from the choice of t, in a sentence."""
+    """Return one sentence on how much the choice of t can gain."""
     least = noise.ratio(densities["least"], DECIDING)
     like = f"like a batch of {batch_size * least.equivalent_batch:.0f} instead of {batch_size}"
     gain = f"no density over t has less than {least.value:.2f} ± {least.error:.2f} of uniform's noise"

@@ -1,4 +1,4 @@
-"""Where results go."""
+"""Writes results of `preview` and `analyse`: JSON in a run directory, and the file of --output."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ SUFFIXES = (".html", ".png", ".json")
 
 
 def check_output(path: Path | None) -> None:
-    """Raise an error for a file that could not be written in the end."""
+    """Raise ValueError for a file that could not be written after the analysis."""
     if path is None:
         return
     if path.suffix not in SUFFIXES:
@@ -22,11 +22,11 @@ def check_output(path: Path | None) -> None:
     if not path.parent.is_dir():
         raise ValueError(f"--output must be in a folder that exists, got {path}: mkdir -p {path.parent}")
     if path.suffix == ".png":
-        require("matplotlib", "a picture", "report")  # now, not after minutes of measuring
+        require("matplotlib", "a picture", "report")  # before the analysis, which takes minutes
 
 
 def write_in_run(directory: Path, analysis: str, facts: Mapping[str, Any], result: Any) -> None:
-    """Write RUN/analysis/NAME.json and say so."""
+    """Write RUN/analysis/NAME.json and print its path."""
     path = directory / "analysis" / f"{analysis}.json"
     write_result(path, analysis, facts, result)
     print(f"\nresult in {path}")
@@ -42,7 +42,7 @@ def write_output(
     how_to_read: str,
     panels: Sequence[Panel],
 ) -> None:
-    """Write the file that --output names, if any, of the kind its name ends in."""
+    """Write the file that --output names, if any. Its suffix selects the format."""
     if path is None:
         return
     if path.suffix == ".json":

@@ -1,4 +1,4 @@
-"""`kairostep patch`: one of diffusers' training scripts, made to choose its timesteps."""
+"""`kairostep patch`: adds kairostep to one of diffusers' training scripts."""
 
 import argparse
 from collections.abc import Sequence

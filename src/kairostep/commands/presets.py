@@ -1,4 +1,4 @@
-"""`kairostep presets`: what can be trained by name."""
+"""`kairostep presets`: lists the presets."""
 
 import argparse
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ PARSER = {"help": "list the presets"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add none."""
+    """Add no arguments."""
     parser.set_defaults(run=run)
 
 

@@ -1,4 +1,4 @@
-"""`kairostep preview`: where draws go and what is optimised, before any training."""
+"""`kairostep preview`: shows the density of draws and the effective loss weight, before any training."""
 
 import argparse
 import sys
@@ -19,14 +19,14 @@ PARSER = {"help": "show what would be trained", "description": TEXT, "allow_abbr
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that are no settings."""
+    """Add the arguments other than settings."""
     parser.add_argument("--parts", type=int, default=20, help="rows of each table (20)")
     add_output(parser)
     parser.set_defaults(run=run)
 
 
 def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
-    """Show density, weight and product."""
+    """Show the density, the weight and their product."""
     import torch
 
     from kairostep.analysis.panels import preview_panels

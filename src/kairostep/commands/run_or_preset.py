@@ -1,4 +1,4 @@
-"""What a command is about: a run, a preset or plain settings."""
+"""Finds what a command is about: a run, a preset or plain settings."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -16,26 +16,26 @@ from kairostep.registry import unknown
 from kairostep.runs.directory import provenance
 
 Train = Callable[[Config], None]
-"""Trains a run, or goes on with it."""
+"""Trains a run, or resumes it."""
 
-MAX_STEPS = 1000  # of a preset that is trained for an analysis, unless --steps says otherwise
+MAX_STEPS = 1000  # of a preset that is trained for an analysis, unless --steps is passed
 NUM_CHECKPOINTS = 5
 
 
 @dataclass(frozen=True)
 class RunOrPreset:
-    """A config, and the run directory if it is of a run."""
+    """A config, and the directory if it is that of a run."""
 
     config: Config
     directory: Path | None = None
 
     def facts(self, typed: str, device: torch.device) -> dict[str, Any]:
-        """Return what a result depends on."""
+        """Return what a result depends on: command, config and provenance."""
         return {"command": typed, "config": to_dict(self.config), "provenance": provenance(device, 1)}
 
 
 def find_run_or_preset(settings: Sequence[str]) -> RunOrPreset:
-    """Return the run or preset that is named, or the defaults, with settings applied."""
+    """Return the named run or preset, or the defaults if none is named, with the settings applied."""
     name, others = take_preset(settings)
     if name is None:
         return RunOrPreset(with_overrides(Config(), others))
@@ -50,7 +50,7 @@ def find_run_or_preset(settings: Sequence[str]) -> RunOrPreset:
 
 
 def train_if_preset(settings: Sequence[str], directory: Path | None, train: Train) -> RunOrPreset:
-    """Return the run that is named, or one of a preset, trained in a directory of its own unless it is there."""
+    """Return the named run. A named preset is trained first, in a directory of its own, unless that is done."""
     name, others = take_preset(settings)
     if name is None:
         raise ValueError("an analysis must be of a run or a preset, got none: `kairostep presets` lists the presets")
@@ -58,7 +58,7 @@ def train_if_preset(settings: Sequence[str], directory: Path | None, train: Trai
     if chosen.directory is None:
         config = short_training(name, others)
         directory = directory or Path(f"analysis-{run_name(name, preset(name), config)}")
-        with redirect_stdout(sys.stderr):  # stdout has the result alone
+        with redirect_stdout(sys.stderr):  # stdout gets only the result
             train(settle(replace(config, output=str(directory)), others))
         return find_run_or_preset([str(directory)])
     if others or directory:
@@ -68,7 +68,7 @@ def train_if_preset(settings: Sequence[str], directory: Path | None, train: Trai
 
 
 def short_training(name: str, settings: Sequence[str]) -> Config:
-    """Return the config of a preset with at most `MAX_STEPS` steps and several checkpoints, then settings applied."""
+    """Return the config of a preset with at most `MAX_STEPS` steps and several checkpoints, unless settings differ."""
     plain = preset(name)
     steps = with_overrides(replace(plain, steps=min(MAX_STEPS, plain.steps)), settings).steps
     every = max(1, steps // NUM_CHECKPOINTS)

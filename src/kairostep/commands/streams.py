@@ -1,4 +1,4 @@
-"""Standard output and error that outlive their reader: a lost terminal or a full disk ends no work."""
+"""Output streams that never fail: work continues when the terminal closes or the disk is full."""
 
 import contextlib
 import errno
@@ -11,9 +11,10 @@ from typing import Any, TextIO
 
 
 class LossyStream:
-    """A text stream whose writes never fail: what cannot be written is dropped, and the first reason is kept.
+    """A text stream whose writes never fail. It drops what cannot be written and keeps the first error.
 
-    All else is the wrapped stream's own.
+    Args:
+        stream: The stream to wrap. Other attributes are passed through.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -24,7 +25,7 @@ class LossyStream:
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
-        """Write what can be written."""
+        """Write the text, or keep the error."""
         try:
             return self.stream.write(text)
         except OSError as error:
@@ -32,14 +33,14 @@ class LossyStream:
             return len(text)
 
     def flush(self) -> None:
-        """Hand over what can be handed over."""
+        """Flush the stream, or keep the error."""
         try:
             self.stream.flush()
         except OSError as error:
             self.error = self.error or error
 
     def end(self) -> None:
-        """Send what could not be written to nowhere, or the interpreter would try once more at its exit."""
+        """After an error, redirect the stream to the null device: the interpreter flushes it once more at exit."""
         self.flush()
         if self.error is None:
             return
@@ -52,7 +53,7 @@ class LossyStream:
 
 @contextmanager
 def lossy_output(wanted: bool = True) -> Iterator[None]:
-    """Let no print, bar or log line of a block fail; a closed stdout or stderr takes everything and shows nothing."""
+    """Let no print, bar or log line of a block fail, not even if stdout or stderr is closed."""
     if not wanted:
         yield
         return
@@ -65,7 +66,7 @@ def lossy_output(wanted: bool = True) -> Iterator[None]:
         finally:
             streams[0].end()
             lost = streams[0].error
-            if lost is not None and lost.errno != errno.EPIPE:  # whoever wrote `| head` knows
+            if lost is not None and lost.errno != errno.EPIPE:  # expected after `| head`
                 print(f"kairostep: note: output was lost, the work was not: {lost}", file=sys.stderr)
             streams[1].end()
             sys.stdout, sys.stderr = before
@@ -73,13 +74,13 @@ def lossy_output(wanted: bool = True) -> Iterator[None]:
 
 @contextmanager
 def silent_without_reader() -> Iterator[None]:
-    """End in silence where nobody reads stdout any more, as in `kairostep train --help | head`."""
+    """Exit without a message if nobody reads stdout any more, as in `kairostep train --help | head`."""
     try:
         try:
             yield
         finally:
-            if sys.stdout is not None:  # as it is where a parent closed it
-                sys.stdout.flush()  # here and not at the interpreter's end, which would complain
+            if sys.stdout is not None:  # None if a parent closed it
+                sys.stdout.flush()  # now: at exit, the interpreter would print an error
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None

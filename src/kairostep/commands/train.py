@@ -1,4 +1,4 @@
-"""`kairostep train`: from settings to a run directory."""
+"""`kairostep train`: trains a model and writes a run directory."""
 
 import argparse
 import sys
@@ -30,14 +30,14 @@ PARSER = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that are no settings."""
+    """Add the arguments other than settings."""
     parser.add_argument("--config", type=Path, help="a YAML file instead of a preset, such as config.yaml of a run")
     parser.add_argument("-h", "--help", action="store_true", help="show all settings")
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
-    """Train, or go on with a run."""
+    """Train a run, or resume it."""
     from kairostep.experiments.command_line import configure, settings_help, take_preset
 
     name, settings = take_preset(settings)
@@ -49,12 +49,12 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
 
 
 def train_run(config: "Config") -> None:
-    """Train a config in its output directory, or go on with it there."""
+    """Train a config in its output directory, or resume the run there."""
     from kairostep.training import Run, RunError
 
     if config.features:
-        sys.path.append("")  # modules that lie here are found, as by `python -m`
-    run = Run(config)  # ValueError: what the user asked for cannot be
+        sys.path.append("")  # find modules in the working directory, as `python -m` does
+    run = Run(config)  # raises ValueError if the config is impossible
     on_main, was_finished = run.accelerator.is_main_process, run.finished
     if on_main:
         print(run.description, flush=True)

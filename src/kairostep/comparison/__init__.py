@@ -1,1 +1,1 @@
-"""Arms x seeds x learning rates, trained in pairs, to ratios with intervals and a verdict."""
+"""Comparisons: trains arms with the same seeds and returns ratios to a baseline, with intervals and a verdict."""

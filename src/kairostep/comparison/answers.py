@@ -1,4 +1,4 @@
-"""A comparison as data: every arm beside the baseline of the same seeds, and a verdict in one sentence."""
+"""The results of a comparison as data: each arm against the baseline, seed by seed, and a verdict in one sentence."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from kairostep.comparison.plan import FALLING
 from kairostep.comparison.records import COSTS, LABELS, Record
 from kairostep.registry import unknown
-from kairostep.seed_statistics import PairedRatio, Ratio, cost_ratio, cost_to_reach, paired_ratio, shown
+from kairostep.seed_statistics import PairedRatio, Ratio, cost_ratio, cost_to_reach, paired_ratio, ratio_text
 
-MAIN = "loss"  # what verdicts are about
+MAIN = "loss"  # metric of verdicts
 NO_DIFFERENCE = "no difference that these seeds can show"
 COST_NAMES = {"steps": "steps", "images": "images", "evaluations": "network evaluations", "seconds": "seconds"}
 Records = Mapping[int, Record]  # by seed
@@ -17,7 +17,7 @@ Records = Mapping[int, Record]  # by seed
 
 @dataclass(frozen=True)
 class Target:
-    """A value to reach."""
+    """A value of a metric to reach."""
 
     metric: str
     value: float
@@ -28,33 +28,33 @@ class Target:
 
 @dataclass(frozen=True)
 class Reaching:
-    """What it takes an arm to get to a value of a metric."""
+    """What it costs an arm to reach a value of a metric."""
 
     metric: str
     target: Target | None  # None: the baseline's final value
     ratios: Mapping[str, PairedRatio]  # by cost, to the baseline's
-    spent: Mapping[str, Mapping[int, float | None]]  # by cost and seed, None where it was not reached
+    spent: Mapping[str, Mapping[int, float | None]]  # by cost and seed, None if the value was not reached
 
     @property
     def goal(self) -> str:
-        """What is reached, in words."""
+        """The value to reach, in words."""
         return str(self.target) if self.target else f"the baseline's {LABELS[self.metric]}"
 
 
 @dataclass(frozen=True)
 class ArmAnswer:
-    """One arm beside the baseline."""
+    """One arm compared with the baseline."""
 
     arm: str
     rate: float | None
     seeds: tuple[int, ...]  # finished
     finals: Mapping[str, Mapping[int, float]]  # by metric and seed
     ratios: Mapping[str, PairedRatio]  # by metric: final values over the baseline's
-    ranges: tuple[PairedRatio, ...]  # the same of the held-out loss in ranges of t, low noise first
+    ranges: tuple[PairedRatio, ...]  # final held-out loss over the baseline's in each range of t, low noise first
     reaching: tuple[Reaching, ...]
     diverged: Mapping[int, int]  # seed -> step
     unfinished: tuple[int, ...]  # seeds
-    decided: int  # -1 better, 1 worse, 0 not known
+    decided: int  # -1 better, 1 worse, 0 undecided
     verdict: str
 
 
@@ -77,7 +77,7 @@ def parse_target(text: str) -> Target:
 def answer(
     arms: Mapping[str, Records], baseline: str, targets: Sequence[Target] = (), rates: Mapping[str, float] | None = None
 ) -> list[ArmAnswer]:
-    """Return the answers of all arms, the baseline's own first."""
+    """Return the answer of each arm, that of the baseline first."""
     base = arms[baseline]
     ordered = [baseline, *(arm for arm in arms if arm != baseline)]
     return [_answer(arm, arms[arm], baseline, base, targets, (rates or {}).get(arm)) for arm in ordered]
@@ -148,14 +148,14 @@ def _reaching(records: Records, base: Records, metric: str, target: Target | Non
 
 
 def _cost_of(records: Records, base: Records) -> str:
-    """Return what an arm's cost is counted in: steps where each costs the same, else evaluations, probes included."""
+    """Return the unit of an arm's cost: steps if each costs the same, otherwise evaluations, including probes."""
     both = [*records.values(), *base.values()]
     alike = len({record.batch_size for record in both}) == 1 and not any(record.probes for record in both)
     return "steps" if alike else "evaluations"
 
 
 def judge(found: ArmAnswer, baseline: str, cost: str) -> tuple[int, str]:
-    """Return whether an arm is better (-1) or worse (1) beyond the spread of seeds, and a sentence about it."""
+    """Return whether an arm is better (-1) or worse (1) beyond the spread of seeds, and one sentence on it."""
     if found.diverged and not found.seeds:
         steps = ", ".join(str(step) for step in found.diverged.values())
         return 0, f"{found.arm} diverged on every seed, at step {steps}: nothing to compare"
@@ -165,10 +165,10 @@ def judge(found: ArmAnswer, baseline: str, cost: str) -> tuple[int, str]:
     reached = next((each for each in found.reaching if each.metric == MAIN and each.target is None), None)
     needed = reached.ratios.get(cost) if reached else None
     if needed is not None and needed.reached and len(needed.by_seed) == len(ratio.by_seed):
-        told = f"{found.arm} needs {shown(needed)} of {baseline}'s {COST_NAMES[cost]} to the same {LABELS[MAIN]}"
+        told = f"{found.arm} needs {ratio_text(needed)} of {baseline}'s {COST_NAMES[cost]} to the same {LABELS[MAIN]}"
         ratio = needed
     else:
-        told = f"{found.arm} ends at {shown(ratio)} of {baseline}'s {LABELS[MAIN]}"
+        told = f"{found.arm} ends at {ratio_text(ratio)} of {baseline}'s {LABELS[MAIN]}"
     num = len(ratio.by_seed)
     also = f"; it diverged on seed {', '.join(map(str, found.diverged))}" if found.diverged else ""
     if num == 1:
@@ -180,7 +180,7 @@ def judge(found: ArmAnswer, baseline: str, cost: str) -> tuple[int, str]:
 def best_rates(
     records: Callable[[str, float], Record | None], arms: Sequence[str], rates: Sequence[float], metric: str = MAIN
 ) -> dict[str, float]:
-    """Return for each arm the rate with the lowest final value, arms that no rate served left out."""
+    """Return the rate with the lowest final value for each arm. Arms that finished at no rate are left out."""
     chosen = {}
     for arm in arms:
         found = {rate: records(arm, rate) for rate in rates}

@@ -1,4 +1,4 @@
-"""Arms as a person writes them: on the command line, or as a YAML file with names."""
+"""Reads arms from the command line or from a YAML file."""
 
 import re
 import shlex
@@ -18,7 +18,7 @@ EXAMPLE = '--arms uniform,root_loss,"logit_normal --weighting=min_snr"'
 
 @dataclass(frozen=True)
 class Arm:
-    """One configuration in a comparison: what it changes in the settings that all arms share."""
+    """One configuration in a comparison: a name, and the settings that differ from the shared ones."""
 
     name: str
     settings: tuple[str, ...]  # --key=value
@@ -26,7 +26,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class ComparisonFile:
-    """What a YAML file of arms says; what it leaves out is None or empty."""
+    """The content of a YAML file of arms. What it leaves out is None or empty."""
 
     arms: list[Arm]
     preset: str | None = None
@@ -35,7 +35,7 @@ class ComparisonFile:
     baseline: str | None = None
     learning_rates: tuple[float, ...] = ()
     targets: tuple[str, ...] = ()
-    tasks: dict[str, tuple[str, ...]] = field(default_factory=dict)  # settings of comparisons side by side
+    tasks: dict[str, tuple[str, ...]] = field(default_factory=dict)  # name -> settings; each task is a comparison
 
 
 def read_arms(text: str) -> ComparisonFile:
@@ -46,7 +46,7 @@ def read_arms(text: str) -> ComparisonFile:
 
 
 def split_arms(text: str) -> list[str]:
-    """Return what stands between commas, but for those within quotes and brackets."""
+    """Split a text at its commas, except those within quotes and brackets."""
     pieces, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -65,13 +65,13 @@ def parse_arm(text: str, name: str | None = None) -> Arm:
     """Return the arm of a line such as `logit_normal --weighting=min_snr`: a sampler, then settings.
 
     Args:
-        text: The line; without a sampler its first word is a setting.
-        name: Of the arm; by default what the line says, without signs that folders cannot have.
+        text: The line. It may start with a setting instead of a sampler.
+        name: Of the arm. Default: made from the line, without characters that folder names cannot have.
     """
     try:
         words = shlex.split(text)
         if len(words) == 1 and " " in words[0]:
-            words = shlex.split(words[0])  # quoted as a whole, for the commas in it
+            words = shlex.split(words[0])  # the whole arm was quoted because of its commas
     except ValueError as error:
         raise ValueError(f"an arm must have whole quotes, got {text!r} ({error}): write {EXAMPLE}") from error
     return arm_of(words, text, name)
@@ -92,7 +92,7 @@ def arm_of(words: Sequence[str], text: str, name: str | None = None) -> Arm:
 
 
 def name_of(words: Sequence[str]) -> str:
-    """Return a name for what was written: `logit_normal-min_snr` and `uniform-batch_size=256`."""
+    """Return a name for an arm, such as `logit_normal-min_snr` or `uniform-batch_size=256`."""
     parts = []
     for word in words:
         key, equals, value = word.removeprefix("--").partition("=")
@@ -102,7 +102,7 @@ def name_of(words: Sequence[str]) -> str:
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError for a name that could not be that of a folder."""
+    """Raise ValueError if a folder cannot have this name."""
     if not re.fullmatch(r"[\w+][\w.=+-]*", name) or len(name) > 100:
         raise ValueError(
             f"the name of an arm must be one of a folder, letters, digits and _.=+- (100 at most), got {name!r}: "
@@ -111,7 +111,7 @@ def check_name(name: str) -> None:
 
 
 def read_file(path: Path) -> ComparisonFile:
-    """Return the comparison of a YAML file; ValueError says what is wrong with it."""
+    """Return the comparison of a YAML file. Raise ValueError if something is wrong with it."""
     try:
         raw = read_yaml(path)
     except (OSError, Unreadable) as error:
@@ -150,7 +150,7 @@ def _arm(name: str, value: Any) -> Arm:
 
 
 def _words(key: str, value: Any) -> list[str]:
-    """Return settings that stand in a list or in one line."""
+    """Return the settings of a list or of one line."""
     if value is None:
         return []
     if isinstance(value, str):
@@ -177,7 +177,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def parse_rates(given: str | Sequence[Any]) -> tuple[float, ...]:
-    """Return the learning rates of `4e-4,8e-4` or of a list, in order; ValueError for what is none."""
+    """Return the learning rates of `4e-4,8e-4` or of a list, sorted. Raise ValueError for anything else."""
     words = given.split(",") if isinstance(given, str) else list(given)
     rates = sorted({rate for word in words for rate in _rate(word)})
     if len(rates) != len(words):

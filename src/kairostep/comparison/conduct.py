@@ -1,4 +1,4 @@
-"""Trains the runs of a comparison that are not there yet, one after the other or in several processes."""
+"""Trains the missing runs of a comparison, one after the other or in several processes."""
 
 import gc
 import json
@@ -23,21 +23,22 @@ from kairostep.training.run_errors import Diverged, RunError
 
 @dataclass
 class Work:
-    """Trains what it is given, as far as the time goes.
+    """Trains runs until the time is up.
 
     Args:
-        jobs: How many runs train at once, each in a process of its own if there are several.
-        budget: Seconds from now after which no run ends, by the longest so far; the first one starts in any case.
+        jobs: How many runs train at once. If several, each has a process of its own.
+        budget: Seconds from now. No run starts that would end later, going by the longest so far; the first run always
+            starts.
     """
 
     jobs: int = 1
     budget: float = math.inf
     began: float = field(default_factory=time.monotonic)
     longest: float = 0.0
-    left: list[PlannedRun] = field(default_factory=list)  # for another call
+    left: list[PlannedRun] = field(default_factory=list)  # not started
 
     def train(self, runs: Sequence[PlannedRun]) -> bool:
-        """Train the runs that are not there yet; False if time ran out before the last of them."""
+        """Train the runs that are neither finished nor diverged. Return False if time ran out before the last."""
         waiting = [run for run in runs if not (run.finished or run.diverged)]
         if self.jobs == 1:
             for number, run in enumerate(waiting):
@@ -77,7 +78,7 @@ class Work:
 
 
 def train_run(run: PlannedRun) -> float:
-    """Train one run, or go on with it, and return the seconds that took; a run that diverges is marked as such."""
+    """Train or resume one run, and return the seconds it took. Mark a run that diverges."""
     began = time.monotonic()
     training = Run(run.config)
     print(f"\n{run.name}, learning rate {run.rate:g}: {training.description}", flush=True)
@@ -94,7 +95,7 @@ def train_run(run: PlannedRun) -> float:
 
 
 def mark_diverged(run: PlannedRun, step: int, message: str) -> None:
-    """Keep the same command from training it to the same end again."""
+    """Write a mark, so that the same command does not train this run again."""
     with whole_file(run.directory / DIVERGED) as temporary:
         temporary.write_text(json.dumps({"step": step, "message": message}) + "\n")
 
@@ -102,8 +103,8 @@ def mark_diverged(run: PlannedRun, step: int, message: str) -> None:
 def conduct(plan: Plan, work: Work, *, drop: bool = False) -> list[str]:
     """Train what a comparison lacks and return notes on what was left out.
 
-    The first seed trains at every rate, the others at the best one of each arm. All arms of a seed come before the
-    next seed, so that whatever time there is, seeds are whole.
+    The first seed trains at every rate, the others at the best rate of each arm. All arms train one seed before the
+    next seed starts, so that seeds are complete whenever the time is up.
 
     Args:
         plan: What is compared.
@@ -128,7 +129,7 @@ def conduct(plan: Plan, work: Work, *, drop: bool = False) -> list[str]:
 
 
 def dropped_arms(plan: Plan, rates: dict[str, float]) -> list[str]:
-    """Return the arms that end worse than the baseline beyond the spread of the seeds so far."""
+    """Return the arms that are worse than the baseline, beyond the spread of the seeds so far."""
     found = answer(records_of(plan, rates), plan.baseline)
     ends = {each.arm: each.ratios.get(MAIN) for each in found}
     return [arm for arm, ratio in ends.items() if ratio is not None and ratio.decided > 0]
@@ -146,7 +147,7 @@ def chosen_rates(plan: Plan) -> dict[str, float]:
 
 
 def records_of(plan: Plan, rates: dict[str, float]) -> dict[str, dict[int, Record]]:
-    """Return what was measured so far, by arm and seed, each arm at its rate."""
+    """Return the measurements so far, by arm and seed, each arm at its rate."""
     found: dict[str, dict[int, Record]] = {}
     for arm in plan.names:
         runs = [plan.run(arm, seed, rates[arm]) for seed in plan.seeds] if arm in rates else []
@@ -156,7 +157,7 @@ def records_of(plan: Plan, rates: dict[str, float]) -> dict[str, dict[int, Recor
 
 
 def every_run(plan: Plan) -> Iterator[PlannedRun]:
-    """Yield all runs that may be there."""
+    """Yield all runs that may exist: each arm, seed and rate."""
     for arm in plan.names:
         for seed in plan.seeds:
             yield from plan.runs(arm, seed)

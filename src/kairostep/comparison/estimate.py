@@ -1,4 +1,4 @@
-"""How long a comparison will take: from runs that are there, else from some steps of each arm."""
+"""Estimates how long a comparison takes: from earlier runs, or from a few steps of each arm."""
 
 import itertools
 import tempfile
@@ -12,29 +12,29 @@ from kairostep.experiments import Config
 from kairostep.progress_meter import duration
 from kairostep.training import Run
 
-FIRST_STEPS, TIMED_STEPS = 2, 5  # the first ones are slower
-TIMED_SECONDS = 10.0  # after which no further step is timed
+FIRST_STEPS, TIMED_STEPS = 2, 5  # the first steps are slower and not timed
+TIMED_SECONDS = 10.0  # stop timing steps after this
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the runs of an arm take, as far as they are not there."""
+    """The time that the missing runs of an arm take."""
 
     arm: str
     num_runs: int
     num_finished: int
     seconds_per_step: float
     steps: int  # of a run
-    measured: bool  # on runs that are there
+    measured: bool  # on earlier runs, otherwise on a few steps
 
     @property
     def seconds(self) -> float:
-        """The training that is left."""
+        """Seconds of training that are left."""
         return (self.num_runs - self.num_finished) * self.steps * self.seconds_per_step
 
 
 def estimate(plan: Plan) -> list[Estimate]:
-    """Return an estimate for each arm; rates other than the chosen ones are trained on the first seed alone."""
+    """Return an estimate for each arm. Only the first seed trains at every rate."""
     found = []
     for arm in plan.names:
         config = plan.configs[arm]
@@ -54,7 +54,7 @@ def _seconds_per_step(record: Record) -> float | None:
 
 
 def time_steps(config: Config) -> float:
-    """Return the seconds of a step, by some that are taken and thrown away."""
+    """Return the seconds of a step, measured on a few steps whose results are thrown away."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run(replace(config, output=folder, speed="plain", fid_every=0, held_out_images=0))
         try:

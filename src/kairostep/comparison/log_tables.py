@@ -1,4 +1,4 @@
-"""Tables of the logs of a study, as markdown: every arm beside uniform draws, paired by seed."""
+"""Markdown tables of the logs of a study: each arm against uniform draws, paired by seed."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,21 +40,21 @@ SHORT = ("ε-MSE", "VLB", "FID", "wall-clock to uniform's ε-MSE", "evaluations 
 
 
 def summary(ratios: Sequence[Ratio], *, seeds: bool = True) -> str:
-    """Return the geometric mean, its interval and, after it, every seed."""
+    """Return the geometric mean, its interval and, if `seeds`, the ratio of each seed."""
     if len(ratios) == 1:
         return f"{ratios[0]} (one seed)"
     paired = PairedRatio(dict(enumerate(ratios)))
     listed = f" [{', '.join(map(str, ratios))}]" if seeds else ""
-    if paired.interval is None:  # what some spent is less than what they would have needed
+    if paired.interval is None:  # some did not reach it: their true ratio is larger
         return f"> {paired.mean:.3f} ({paired.num_reached} of {len(ratios)} reached it){listed}"
     low, high = paired.interval
     return f"{paired.mean:.3f} ({low:.3f}, {high:.3f}){listed}"
 
 
 def cell(column: str, pairs: Sequence[tuple[Log, Log]], *, seeds: bool) -> str:
-    """Return the cell of an arm whose logs come with uniform's of the same seed."""
+    """Return the cell of an arm, from pairs of its log and uniform's log of the same seed."""
     if column == "FID":
-        return listed_fid([log for log, _ in pairs])
+        return fid_cell([log for log, _ in pairs])
     if column in TIMED:
         pairs = [(log, base) for log, base in pairs if log.where.get("commit") == base.where.get("commit")]
     if not pairs:
@@ -70,18 +70,18 @@ def cell(column: str, pairs: Sequence[tuple[Log, Log]], *, seeds: bool) -> str:
 def base_cell(column: str, logs: Sequence[Log]) -> str:
     """Return uniform's cell: values by seed, and 1 for costs."""
     if column == "FID":
-        return listed_fid(logs)
+        return fid_cell(logs)
     return "1" if column in COSTS else ", ".join(f"{MEASUREMENTS[column](log):.4g}" for log in logs)
 
 
-def listed_fid(logs: Sequence[Log]) -> str:
-    """Return the FID of each run, by seed, if any has one."""
+def fid_cell(logs: Sequence[Log]) -> str:
+    """Return the FID of each run, a dash for runs without."""
     found = [f"{log.end['fid'][0]:.2f}" if "fid" in log.end else "-" for log in logs]
     return "-" if set(found) == {"-"} else ", ".join(found)
 
 
 def markdown(arms: dict[str, Logs], columns: Sequence[str], *, seeds: bool = True) -> str:
-    """Return one table with a row per arm, those without a seed in common with uniform left out."""
+    """Return one table with a row per arm. An arm that shares no seed with uniform is left out."""
     base = arms[BASE]
     values = [base_cell(column, [base[seed] for seed in sorted(base)]) for column in columns]
     rows = [[BASE, str(len(base)), *values]]
@@ -98,7 +98,7 @@ def as_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def provenance_table(arms: dict[str, Logs]) -> str:
-    """Return where the runs were made: a row for each command, device and commit."""
+    """Return a table of where the runs were made: a row for each command, device and commit."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for arm, logs in sorted(arms.items()):
         for seed, log in sorted(logs.items()):
@@ -114,7 +114,7 @@ def _short(commit: str | None) -> str:
 
 
 def tables(folder: Path) -> tuple[str, str]:
-    """Return all tables of the logs in a folder, and the short ones."""
+    """Return the full tables of the logs in a folder, and the short tables."""
     long, brief = [NOTE], list[str]()
     tasks = read_logs(folder)
     if not tasks:
@@ -128,9 +128,9 @@ def tables(folder: Path) -> tuple[str, str]:
 
 
 def write_tables(folder: Path) -> str:
-    """Return the short tables; all of them go to README.md beside the logs where it has the markers for them.
+    """Return the short tables, and write the tables into READMEs that have the markers for them.
 
-    The README above it takes the short ones, if it has the markers.
+    README.md beside the logs gets the full tables, README.md in the folder above gets the short ones.
     """
     long, brief = tables(folder)
     for path, text in ((folder / "README.md", long), (folder.parent / "README.md", brief)):

@@ -1,4 +1,4 @@
-"""Logs of earlier studies: FOLDER/TASK/ARM/seed-N.jsonl, a line on where it ran, one per checkpoint, one on the end."""
+"""Reads logs of earlier studies, FOLDER/TASK/ARM/seed-N.jsonl: the origin, a line per checkpoint, the end."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ BASE = "uniform"
 
 @dataclass(frozen=True)
 class Log:
-    """What one run left."""
+    """The log of one run."""
 
     where: Mapping[str, Any]  # command, device, commit, seed
     checkpoints: list[dict[str, Any]]
@@ -22,7 +22,7 @@ class Log:
 
     @classmethod
     def read(cls, path: Path) -> "Log":
-        """Return a log; ValueError for what is none."""
+        """Return the log in a file. Raise ValueError if it is no log."""
         try:
             where, *checkpoints, end = map(json.loads, read_bytes(path, MAX_BYTES).decode().splitlines())
             return cls(where, checkpoints, end)
@@ -42,13 +42,13 @@ class Log:
         return float((last["seconds"] - first["seconds"]) / (last["step"] - first["step"]))
 
     def costs(self, cost: str) -> list[float]:
-        """Return the seconds, start-up left out, or the network evaluations, probes included, at each checkpoint."""
+        """Return the cost at each checkpoint: seconds without start-up, or network evaluations including probes."""
         if cost == "seconds":
             return [line["step"] * self.seconds_per_step for line in self.checkpoints]
         return [line["training_evaluations"] + line["probe_evaluations"] for line in self.checkpoints]
 
     def curve(self, key: str, cost: str) -> tuple[list[float], list[float]]:
-        """Return costs and values of a measurement at each checkpoint."""
+        """Return the costs and values of a measurement at each checkpoint."""
         return self.costs(cost), [float(line[key]) for line in self.checkpoints]
 
 
@@ -56,7 +56,7 @@ Logs = dict[int, Log]  # by seed
 
 
 def read_logs(folder: Path) -> dict[str, dict[str, Logs]]:
-    """Return all logs by task, arm and seed; tasks without a baseline are left out."""
+    """Return all logs by task, arm and seed. Tasks without a baseline are left out."""
     found: dict[str, dict[str, Logs]] = {}
     for path in sorted(folder.glob("*/*/seed-*.jsonl")):
         log = Log.read(path)

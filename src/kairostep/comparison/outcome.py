@@ -1,4 +1,4 @@
-"""From the folder of a comparison to what it shows: answers, notes and the page."""
+"""Reads the folder of a comparison and returns its answers and notes, and writes its page."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,17 +34,17 @@ def _trials(plan: Plan) -> dict[str, dict[float, float | None]]:
 
 
 def plans_in(folder: Path) -> dict[str, Plan]:
-    """Return the comparisons in a folder by their names there: its own, or those of its tasks."""
+    """Return the comparisons in a folder by name: its own under "", or one for each task."""
     if not folder.is_dir():
         raise ValueError(f"a comparison must be a folder, got {folder}: name what `kairostep compare` wrote")
     if (folder / NAME).exists():
         return {"": read_plan(folder)}
     found = {path.parent.name: read_plan(path.parent) for path in sorted(folder.glob(f"*/{NAME}"))}
-    return found or {"": read_plan(folder)}  # which says what is missing
+    return found or {"": read_plan(folder)}  # raises and says what is missing
 
 
 def headline(answers: Sequence[ArmAnswer], baseline: str) -> str:
-    """Return what all arms together show, in a line."""
+    """Return one line on all arms."""
     others = [each for each in answers if each.arm != baseline]
     if all(len(each.seeds) < 2 for each in others):
         return "No verdict: no arm has two finished seeds."

@@ -1,4 +1,4 @@
-"""Which runs a comparison is made of, where they lie, and what keeps them from being compared."""
+"""The plan of a comparison: its runs, their directories, and checks that they can be compared."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,14 +18,14 @@ from kairostep.files import whole_file
 from kairostep.registry import unknown
 
 NAME = "comparison.yaml"
-NUM_MEASUREMENTS = 20  # of the held-out loss in a run, unless evaluate_every says otherwise
-# What arms share, or their runs would not pair: data, initial weights, and how they are measured
+NUM_MEASUREMENTS = 20  # of the held-out loss in a run, unless evaluate_every is set
+# Settings that all arms must share to be paired: data, initial weights and measurements
 SHARED = (
     *("data", "autoencoder", "network", "label_dropout", "process", "prediction", "held_out_images", "sample_steps"),
     *("fid_every", "fid_images", "inception", "inception_sha256", "features", "precision", "deterministic", "trackers"),
 )
-PER_RUN = ("seed", "output", "resume")  # what the comparison sets by itself
-PLACES = ("output", "resume", "cache", "workers", "seed", "inception", "trackers")  # may change from call to call
+PER_RUN = ("seed", "output", "resume")  # set by the comparison
+PLACES = ("output", "resume", "cache", "workers", "seed", "inception", "trackers")  # may change between calls
 DATA_PLACES = ("data.path", "data.folder")
 DIVERGED = "diverged.json"  # in the directory of a run that was given up
 FALLING = ("loss", "bound", "fid", "kid")  # less is better: these can be reached, and choose rates
@@ -47,23 +47,23 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
-        """What it is called in a list."""
+        """Its name in lists."""
         return f"{self.arm}/seed-{self.seed}"
 
     @property
     def finished(self) -> bool:
-        """Whether all of it is on disk: the last samples are written when everything else is."""
+        """Whether all files are on disk. The last samples are written after everything else."""
         return (self.directory / "samples" / f"step-{self.config.steps:08d}.png").is_file()
 
     @property
     def diverged(self) -> bool:
-        """Whether it was given up since its loss was no longer finite."""
+        """Whether its loss was no longer finite, so that it was given up."""
         return (self.directory / DIVERGED).is_file()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A comparison: arms beside a baseline on one task."""
+    """A comparison: arms and their baseline on one task."""
 
     output: Path
     arms: list[Arm]
@@ -78,7 +78,7 @@ class Plan:
         return [self.run(arm, seed, rate) for rate in self.rates or (self.configs[arm].learning_rate,)]
 
     def run(self, arm: str, seed: int, rate: float) -> PlannedRun:
-        """Return one run."""
+        """Return the run of an arm, a seed and a rate."""
         folder = self.output / "runs" / arm / f"rate-{rate:g}" / f"seed-{seed}"
         config = replace(self.configs[arm], seed=seed, learning_rate=rate, output=str(folder))
         return PlannedRun(arm, seed, rate, config)
@@ -90,18 +90,18 @@ class Plan:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What is kept on disk: enough to read the runs without the command that made them."""
+        """What is stored on disk: enough to read the runs without the command that made them."""
         return {
             "baseline": self.baseline,
             "seeds": list(self.seeds),
             "learning_rates": list(self.rates),
             "choose_by": self.choose_by,
             "arms": {arm.name: list(arm.settings) for arm in self.arms},
-            "configs": {name: _kept(config) for name, config in self.configs.items()},
+            "configs": {name: _stored_settings(config) for name, config in self.configs.items()},
         }
 
 
-def _kept(config: Config) -> dict[str, Any]:
+def _stored_settings(config: Config) -> dict[str, Any]:
     return {key: value for key, value in to_dict(config).items() if key not in PLACES}
 
 
@@ -115,16 +115,19 @@ def make_plan(
     rates: Sequence[float] = (),
     baseline: str | None = None,
 ) -> Plan:
-    """Return the plan of a comparison; ValueError for what cannot be trained or compared.
+    """Return the plan of a comparison.
 
     Args:
         output: The folder of the comparison.
         name: A preset, or the path of a config.
         arms: What is compared.
-        settings: Of all arms.
+        settings: Shared by all arms.
         seeds: Of each arm.
         rates: Learning rates to choose from for each arm.
-        baseline: What the others are measured by; the first arm unless named.
+        baseline: The arm that the others are compared with. Default: the first.
+
+    Raises:
+        ValueError: An arm cannot be trained, or arms cannot be compared.
     """
     check_arms(arms)
     baseline = arms[0].name if baseline is None else baseline
@@ -140,7 +143,7 @@ def make_plan(
 
 
 def check_arms(arms: Sequence[Arm]) -> None:
-    """Raise ValueError unless there are two arms or more, each with a name of its own."""
+    """Raise ValueError unless there are at least two arms, with different names."""
     names = [arm.name for arm in arms]
     if len(arms) < 2:
         raise ValueError(f"a comparison needs two arms or more, got {names or 'none'}: pass --arms uniform,root_loss")
@@ -158,7 +161,7 @@ def _sets(arm: Arm, key: str) -> bool:
 
 
 def config_of(name: str | Path, arm: Arm, settings: Sequence[str]) -> Config:
-    """Return the settings of an arm with every default filled in, measured often enough to be compared."""
+    """Return the config of an arm with all defaults filled in, and with frequent measurements."""
     changes = [*settings, *arm.settings]
     try:
         base = preset(name) if isinstance(name, str) else load(name, pipes=True)
@@ -177,7 +180,7 @@ def config_of(name: str | Path, arm: Arm, settings: Sequence[str]) -> Config:
 
 
 def check_shared(configs: Mapping[str, Config], baseline: str) -> None:
-    """Raise ValueError, with what differs, for arms that would not compare, and for two that are one."""
+    """Raise ValueError for arms that cannot be compared, naming the difference, and for two equal arms."""
     first = to_dict(configs[baseline])
     for name, config in configs.items():
         own = to_dict(config)
@@ -196,7 +199,7 @@ def check_shared(configs: Mapping[str, Config], baseline: str) -> None:
 
 
 def read_plan(output: Path) -> Plan:
-    """Return the plan of a comparison that was begun; ValueError where none was."""
+    """Return the plan of a comparison that was begun. Raise ValueError if there is none."""
     path = output / NAME
     try:
         raw = read_yaml(path)
@@ -251,14 +254,14 @@ def take_up(plan: Plan, choose_by: str | None = None) -> Plan:
 
 
 def _changes(old: Config, new: Config) -> list[str]:
-    """Return `key: old -> new` for all that differs, places aside."""
-    before, after = _flat(_kept(old)), _flat(_kept(new))
+    """Return `key: old -> new` for each setting that differs, except places."""
+    before, after = _flat(_stored_settings(old)), _flat(_stored_settings(new))
     keys = [key for key in {**before, **after} if before.get(key, UNSET) != after.get(key, UNSET)]
     return [f"{key}: {before.get(key, UNSET)} -> {after.get(key, UNSET)}" for key in keys if key not in DATA_PLACES]
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted names, the name of a part under its own."""
+    """Return settings by dotted names; the name of a part is under the part itself."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         options = value if isinstance(value, dict) else {"name": value}
@@ -274,7 +277,7 @@ def _refusal(plan: Plan, changed: Sequence[str]) -> ValueError:
 
 
 def write_plan(plan: Plan) -> None:
-    """Write what is compared, whole or not at all."""
+    """Write the plan, whole or not at all."""
     plan.output.mkdir(parents=True, exist_ok=True)
     with whole_file(plan.output / NAME) as temporary:
         temporary.write_text(yaml.safe_dump(plan.record, sort_keys=False))

@@ -1,4 +1,4 @@
-"""What a run of a comparison measured, read from its directory or from a log of an earlier study."""
+"""Reads what a run of a comparison measured from its directory."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,33 +21,33 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Record:
-    """One run: values along the way, and what had been spent by then."""
+    """One run: its measurements, and the cost up to each."""
 
     arm: str
     seed: int
     state: str  # finished, unfinished or diverged
-    spent: Mapping[int, Mapping[str, float]]  # by step: what each of COSTS was then
+    spent: Mapping[int, Mapping[str, float]]  # by step and cost
     values: Mapping[str, Mapping[int, float]]  # by metric and step
     ranges: Sequence[float] = ()  # the last held-out loss in equal ranges of t, low noise first
-    place: str = ""  # device and commit: seconds compare within one
-    stopped: int | None = None  # step at which it diverged
+    place: str = ""  # device and commit; seconds are only compared within one place
+    stopped: int | None = None  # the step at which it diverged
     batch_size: int = 0
-    probes: bool = False  # whether its sampler asks the network
+    probes: bool = False  # whether its sampler evaluates the network
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def final(self, metric: str) -> float | None:
-        """Return the last value of a metric if the run has ended."""
+        """Return the last value of a metric if the run has finished."""
         values = self.values.get(metric)
         return list(values.values())[-1] if values and self.state == "finished" else None
 
     def curve(self, metric: str, cost: str) -> tuple[list[float], list[float]]:
-        """Return costs and values at the measurements of a metric whose cost is known."""
+        """Return the costs and values of a metric, at the steps where the cost is known."""
         steps = [step for step in self.values.get(metric, {}) if cost in self.spent.get(step, {})]
         return [self.spent[step][cost] for step in steps], [self.values[metric][step] for step in steps]
 
 
 def read_record(run: PlannedRun) -> Record | None:
-    """Return what a run has measured so far, None if it was never begun."""
+    """Return what a run has measured so far, None if it never started."""
     if not (run.directory / "config.yaml").is_file():
         return None
     history = RunHistory.read(run.directory)

@@ -1,4 +1,4 @@
-"""A comparison for people and programs: a table with verdicts below it, comparison.json and comparison.csv."""
+"""Writes a comparison as a table with verdicts, as comparison.json and as comparison.csv."""
 
 import csv
 import io
@@ -11,7 +11,7 @@ from typing import Any
 from kairostep.comparison.answers import COST_NAMES, MAIN, ArmAnswer, Reaching
 from kairostep.comparison.records import COSTS, LABELS, Record
 from kairostep.files import whole_file
-from kairostep.seed_statistics import PairedRatio, shown, spread_of
+from kairostep.seed_statistics import PairedRatio, ratio_text, spread_of
 
 MISSING = "-"
 ONE_RATE = "One learning rate was used for all arms: one that suits the baseline may not suit the others."
@@ -23,7 +23,7 @@ HOW_TO_READ = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that a comparison shows."""
+    """The result of a comparison."""
 
     baseline: str
     answers: list[ArmAnswer]
@@ -34,12 +34,12 @@ class Outcome:
 
     @property
     def verdicts(self) -> list[str]:
-        """A sentence for each arm but the baseline."""
+        """One sentence for each arm except the baseline."""
         return [each.verdict for each in self.answers if each.verdict]
 
 
 def make_notes(rates: Sequence[float], arms: Sequence[ArmAnswer], more: Sequence[str] = ()) -> list[str]:
-    """Return what a reader has to know beside the numbers."""
+    """Return what a reader must know besides the numbers."""
     notes = [] if len(rates) > 1 else [ONE_RATE]
     one_seed = all(len(each.seeds) < 2 for each in arms)
     if one_seed:
@@ -54,12 +54,12 @@ def make_notes(rates: Sequence[float], arms: Sequence[ArmAnswer], more: Sequence
 
 
 def terminal_table(outcome: Outcome) -> str:
-    """Return the table, the rates that were tried, notes, and verdicts last."""
-    parts = [aligned(rows_of(outcome)), HOW_TO_READ.format(baseline=outcome.baseline)]
+    """Return the table, the rates that were tried, the notes and, last, the verdicts."""
+    parts = [align_columns(rows_of(outcome)), HOW_TO_READ.format(baseline=outcome.baseline)]
     if any(len(trials) > 1 for trials in outcome.rate_trials.values()):
-        parts.append(aligned(rate_rows(outcome)))
+        parts.append(align_columns(rate_rows(outcome)))
     ranges = range_rows(outcome)
-    parts += [aligned(ranges)] if len(ranges) > 1 else []
+    parts += [align_columns(ranges)] if len(ranges) > 1 else []
     parts += ["\n".join(outcome.notes)] if outcome.notes else []
     parts += ["\n".join(outcome.verdicts)] if outcome.verdicts else []
     return "\n\n".join(parts)
@@ -69,7 +69,7 @@ def rows_of(outcome: Outcome) -> list[list[str]]:
     """Return a heading and a row for each arm."""
     metrics = [metric for metric in LABELS if any(metric in each.finals for each in outcome.answers)]
     goals = list(dict.fromkeys(r.goal for each in outcome.answers for r in each.reaching if r.target))
-    costs = _told_costs(outcome)
+    costs = _useful_costs(outcome)
     head = ["arm", "rate", "seeds", *(LABELS[metric] for metric in metrics), *(COST_NAMES[cost] for cost in costs)]
     rows = [[*head, *(f"steps to {goal}" for goal in goals)]]
     for each in outcome.answers:
@@ -82,8 +82,8 @@ def rows_of(outcome: Outcome) -> list[list[str]]:
     return rows
 
 
-def _told_costs(outcome: Outcome) -> list[str]:
-    """Return the costs that differ from others: images with the batch size, evaluations with that or with probes."""
+def _useful_costs(outcome: Outcome) -> list[str]:
+    """Return the costs to show: images only if batch sizes differ, evaluations if these or probes do."""
     records = [record for of_arm in outcome.records.values() for record in of_arm.values()]
     sizes = len({record.batch_size for record in records}) > 1
     told = {"steps": True, "images": sizes, "evaluations": sizes or any(record.probes for record in records)}
@@ -106,7 +106,7 @@ def range_rows(outcome: Outcome) -> list[list[str]]:
     """Return the ratios of held-out losses by range of t."""
     num = max((len(each.ranges) for each in outcome.answers), default=0)
     rows = [["held-out loss by t", *(f"{i / num:g}-{(i + 1) / num:g}" for i in range(num))]]
-    return rows + [[each.arm, *map(shown, each.ranges)] for each in outcome.answers if len(each.ranges) == num > 0]
+    return rows + [[each.arm, *map(ratio_text, each.ranges)] for each in outcome.answers if len(each.ranges) == num > 0]
 
 
 def _to_loss(each: ArmAnswer) -> Reaching | None:
@@ -115,7 +115,7 @@ def _to_loss(each: ArmAnswer) -> Reaching | None:
 
 def _ratio(reaching: Reaching | None, cost: str) -> str:
     ratio = reaching.ratios.get(cost) if reaching else None
-    return MISSING if ratio is None else shown(ratio)
+    return MISSING if ratio is None else ratio_text(ratio)
 
 
 def _final(each: ArmAnswer, metric: str, own: bool) -> str:
@@ -123,7 +123,7 @@ def _final(each: ArmAnswer, metric: str, own: bool) -> str:
         values = list(each.finals.get(metric, {}).values())
         return f"{spread_of(values).mean:.5g}" if values else MISSING
     ratio = each.ratios.get(metric)
-    return MISSING if ratio is None else shown(ratio)
+    return MISSING if ratio is None else ratio_text(ratio)
 
 
 def _spent(reaching: Reaching | None) -> str:
@@ -131,8 +131,8 @@ def _spent(reaching: Reaching | None) -> str:
     return ", ".join("never" if value is None else f"{value:,.0f}" for value in found) or MISSING
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows in columns, a line below the first."""
+def align_columns(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as text in aligned columns, with a line below the first row."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
@@ -181,7 +181,7 @@ def _plain_ratio(ratio: PairedRatio) -> dict[str, Any]:
 
 
 def csv_text(outcome: Outcome) -> str:
-    """Return one row for each run."""
+    """Return the comparison as CSV, one row for each run."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["arm", "learning_rate", "seed", "state", *COSTS, *LABELS])

@@ -86,8 +86,8 @@ class Batches:
         resident: bool | None = None,
     ) -> None:
         self.dataset = dataset
-        self.batch_size = count("batch_size", batch_size)
-        self.seed = count("seed", seed, at_least=0)
+        self.batch_size = count("batch_size", batch_size, at_most=10**6, example=64)
+        self.seed = count("seed", seed, at_least=0, at_most=2**63 - 1)
         self.device = torch.device(device)
         self.world_size = count("world_size", world_size)
         self.rank = count("rank", rank, at_least=0)

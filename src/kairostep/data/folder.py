@@ -47,21 +47,25 @@ def load_folder(
         bad_images: "skip" leaves out and logs images that cannot be read or are too small. "refuse" raises.
         in_memory_bytes: A set that is larger when decoded streams from its files.
     """
-    count("size", size)
+    count("size", size, at_most=2**16, example=64)
     choice("split", split, ("train", "test"))
     choice("classes", classes, ("auto", "none"))
     choice("bad_images", bad_images, ("skip", "refuse"))
-    below_one("held_out", held_out)
-    if channels not in (1, 3):
-        raise ValueError(f"channels must be 3 (colour) or 1 (grey), got {channels}: pass channels=3")
+    below_one("held_out", held_out, example=0.02)
+    check_channels(channels)
     folder = Path(folder)
     names = find_images(folder)
     labels, num_classes = label_by_subfolder(names) if classes == "auto" else (None, 0)
     every = ImageFiles(folder, names, labels, num_classes, size, channels, bad_images == "refuse", len(names))
     part = every.subset(_rows_of_split(folder, names, split, held_out))
-    if len(part.names) * channels * size * size <= in_memory_bytes:
-        return decode(part, flip=flip)
-    return StreamedImages(part, flip=flip)
+    fits = len(part.names) * channels * size * size <= in_memory_bytes
+    return decode(part, flip=flip) if fits else StreamedImages(part, flip=flip)
+
+
+def check_channels(channels: int) -> None:
+    """Raise ValueError unless images are grey or in colour."""
+    if channels not in (1, 3):
+        raise ValueError(f"channels must be 3 (colour) or 1 (grey), got {channels}: pass channels=3")
 
 
 def find_images(folder: Path) -> tuple[str, ...]:

@@ -96,17 +96,10 @@ def encode_latents(
         batch_size: Of the encoding. Memory does not depend on the number of images.
         num_workers: Processes that read the images.
     """
-    count("batch_size", batch_size)
+    count("batch_size", batch_size, at_most=10**6, example=64)
     count("num_workers", num_workers, at_least=0)
     autoencoder = open_autoencoder(autoencoder_path)
-    description = {
-        "format": _FORMAT,
-        "images": dataset.fingerprint(),
-        "autoencoder": autoencoder.digest(),
-        "mirrored": dataset.flip,
-        "shape": autoencoder.latent_shape(dataset.shape),
-        "num_classes": dataset.num_classes,
-    }
+    description = _describe(dataset, autoencoder)
     digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
     target = Path(cache_dir) / f"latents-{digest[:16]}"
     if not target.is_dir():
@@ -119,6 +112,18 @@ def encode_latents(
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return LatentSet(target, autoencoder.folder)
+
+
+def _describe(dataset: Dataset, autoencoder: Autoencoder) -> dict[str, Any]:
+    """Return everything that the latents depend on."""
+    return {
+        "format": _FORMAT,
+        "images": dataset.fingerprint(),
+        "autoencoder": autoencoder.digest(),
+        "mirrored": dataset.flip,
+        "shape": autoencoder.latent_shape(dataset.shape),
+        "num_classes": dataset.num_classes,
+    }
 
 
 def _move(partial: Path, target: Path) -> None:

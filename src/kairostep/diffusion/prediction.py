@@ -73,7 +73,7 @@ class VPrediction:
 
     def __post_init__(self) -> None:
         """Check the standard deviation of the data."""
-        positive("sigma_data", self.sigma_data)
+        positive("sigma_data", self.sigma_data, example=0.5)
 
     def target(self, x0: Tensor, noise: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
         """Return v."""

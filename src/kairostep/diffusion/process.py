@@ -111,8 +111,8 @@ class DiscreteProcess(Process):
     @classmethod
     def cosine(cls, num_steps: int = 1000, offset: float = 0.008, max_beta: float = 0.999) -> "DiscreteProcess":
         """Return Nichol & Dhariwal's schedule."""
-        count("num_steps", num_steps, at_least=2)
-        positive("offset", offset)
+        count("num_steps", num_steps, at_least=2, at_most=10**7, example=1000)
+        positive("offset", offset, example=0.008)
         if not 0 < max_beta < 1:
             raise ValueError(f"max_beta must be in (0, 1), got {max_beta}: the usual value is 0.999")
         t = torch.linspace(0, 1, num_steps + 1, dtype=torch.float64)
@@ -212,7 +212,7 @@ class FlowProcess(Process):
     END = 1e-4  # how near to both ends, where the bound diverges, `vlb_weight` goes
 
     def __init__(self, time_scale: float = 1.0) -> None:
-        self.time_scale = positive("time_scale", time_scale)
+        self.time_scale = positive("time_scale", time_scale, example=1000.0)
 
     def time(self, t: Tensor) -> Tensor:
         """Return t * time_scale."""
@@ -248,9 +248,9 @@ class EDMProcess(Process):
     """
 
     def __init__(self, sigma_data: float = 0.5, sigma_min: float = 0.002, sigma_max: float = 80.0) -> None:
-        self.sigma_data = positive("sigma_data", sigma_data)
-        self.sigma_min = positive("sigma_min", sigma_min)
-        self.sigma_max = positive("sigma_max", sigma_max)
+        self.sigma_data = positive("sigma_data", sigma_data, example=0.5)
+        self.sigma_min = positive("sigma_min", sigma_min, example=0.002)
+        self.sigma_max = positive("sigma_max", sigma_max, example=80.0)
         if sigma_min >= sigma_max:
             raise ValueError(f"sigma_min must be below sigma_max, got {sigma_min}, {sigma_max}: EDM's are 0.002, 80")
 
@@ -292,7 +292,7 @@ class EDMProcess(Process):
 
 
 def _check_range(num_steps: int, beta_start: float, beta_end: float) -> None:
-    count("num_steps", num_steps, at_least=2)
+    count("num_steps", num_steps, at_least=2, at_most=10**7, example=1000)
     if not 0 < beta_start <= beta_end < 1:
         raise ValueError(
             f"betas must satisfy 0 < beta_start <= beta_end < 1, got {beta_start} and {beta_end}: "

@@ -35,7 +35,7 @@ def antithetic_pairs(process: Process, x0: Tensor, drawn: Timesteps, *, threshol
     weight. The expected gradient is that of independent rows if t does not depend on x0. A policy that looks at x0
     (`Adaptive`) breaks this, because neighbours in t exchange rows.
     """
-    positive("threshold", threshold)
+    positive("threshold", threshold, example=0.1)
     if x0.shape[:1] != drawn.t.shape:
         raise ValueError(f"drawn must be of this batch of {len(x0)} rows, got {len(drawn.t)}: sampler.sample(x0)")
     noise = torch.randn_like(x0)
@@ -83,7 +83,7 @@ class StableTarget:
         if not bool(reference.isfinite().all()):
             raise ValueError("reference must be finite, since each row is part of every target: leave out NaN and inf")
         self.reference = reference
-        self.num = None if num is None else count("num", num)
+        self.num = None if num is None else count("num", num, at_most=10**7, example=64)
         self.chunk_size = count("chunk_size", chunk_size)
 
     @torch.no_grad()

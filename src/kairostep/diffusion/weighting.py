@@ -151,21 +151,21 @@ def vlb(process: Process) -> Weighting:
 @weightings.register("min_snr")
 def min_snr(gamma: float = 5.0) -> Weighting:
     """Return min(SNR, gamma) on x0 (Hang et al. 2023)."""
-    return X0Weighting(partial(torch.clamp, max=math.log(positive("gamma", gamma))), f"min_snr({gamma=})")
+    return X0Weighting(partial(torch.clamp, max=math.log(positive("gamma", gamma, example=5.0))), f"min_snr({gamma=})")
 
 
 @weightings.register("soft_min_snr")
 def soft_min_snr(gamma: float = 4.0) -> Weighting:
     """Return gamma SNR / (gamma + SNR) on x0 (k-diffusion), gamma = 1 / sigma_data**2."""
     return X0Weighting(
-        partial(_log_soft_min_snr, log_gamma=math.log(positive("gamma", gamma))), f"soft_min_snr({gamma=})"
+        partial(_log_soft_min_snr, log_gamma=math.log(positive("gamma", gamma, example=5.0))), f"soft_min_snr({gamma=})"
     )
 
 
 @weightings.register("p2")
 def p2(k: float = 1.0, gamma: float = 1.0) -> Weighting:
     """Return 1 / (k + SNR)**gamma on epsilon (Choi et al. 2022)."""
-    log_weight = partial(_log_p2, log_k=math.log(positive("k", k)), gamma=finite("gamma", gamma))
+    log_weight = partial(_log_p2, log_k=math.log(positive("k", k)), gamma=finite("gamma", gamma, example=5.0))
     return X0Weighting(log_weight, f"p2({k=}, {gamma=})")
 
 
@@ -178,7 +178,7 @@ def debias() -> Weighting:
 @weightings.register("edm")
 def edm(sigma_data: float = 0.5) -> Weighting:
     """Return (sigma**2 + sigma_data**2) / (sigma sigma_data)**2 on x0 (Karras et al. 2022): 1 on EDM's own target."""
-    log_weight = partial(_log_sum, log_other=-2 * math.log(positive("sigma_data", sigma_data)))
+    log_weight = partial(_log_sum, log_other=-2 * math.log(positive("sigma_data", sigma_data, example=0.5)))
     return X0Weighting(log_weight, f"edm({sigma_data=})")
 
 

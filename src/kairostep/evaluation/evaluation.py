@@ -46,10 +46,10 @@ class EvaluationRequest:
     def __post_init__(self) -> None:
         """Check what can be checked without a model."""
         if self.num is not None:
-            count("num", self.num, at_least=2)
-        count("batch_size", self.batch_size)
+            count("num", self.num, at_least=2, at_most=10**7, example=64)
+        count("batch_size", self.batch_size, at_most=10**6, example=64)
         if self.held_out_images is not None:
-            count("held_out_images", self.held_out_images, at_least=2)
+            count("held_out_images", self.held_out_images, at_least=2, example=1024)
         if self.features and (self.inception or self.inception_sha256):
             raise ValueError("features must come from one network, got --features and --inception: pass one of them")
         if self.inception is not None:

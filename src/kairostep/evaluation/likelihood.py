@@ -94,7 +94,7 @@ def loss_profile(
     batch_size: int = 256,
 ) -> LossProfile:
     """Return the unweighted loss of a model in equal bins of t. Calls with equal arguments share noise and times."""
-    count("num_bins", num_bins)
+    count("num_bins", num_bins, at_most=10**6, example=20)
     plain = Objective(objective.process, objective.prediction, constant())
     losses = torch.empty(len(x0), num_bins, dtype=torch.float64, device=x0.device)
     factors = torch.empty_like(losses)  # from the loss to the error of the noise

@@ -60,7 +60,7 @@ class RowSample:
     """
 
     def __init__(self, num_dims: int, size: int = SAMPLE_SIZE) -> None:
-        self.size = count("size", size)
+        self.size = count("size", size, at_most=2**16, example=64)
         self.hashes = torch.empty(0, dtype=torch.int64)  # (n,), ascending
         self.rows = torch.empty(0, num_dims)  # (n, D) float32
 

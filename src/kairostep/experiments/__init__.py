@@ -1,4 +1,4 @@
-"""Experiments as data, and the objects they name; what brings data sets and networks is imported when it is used."""
+"""Experiments as data, and the objects they name. Importing this package imports no data sets or networks."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""From what a person types to a config, and what there is to type."""
+"""Turns command-line arguments into a config, names its run directory and lists all settings."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from kairostep.experiments.presets import preset
 from kairostep.experiments.settings import AUTO
 from kairostep.registry import REGISTRIES
 
-UNNAMED = ("name", "folder", "path")  # places of data would make names of runs long
-MAX_NAME = 120  # characters of a run's name, before it is cut and given a digest
+UNNAMED = ("name", "folder", "path")  # not in the name of a run: paths of data are long
+MAX_NAME = 120  # characters of a run's name; a longer name is cut and gets a digest
 
 
 def take_preset(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the one argument that is neither --key=value nor the value of a --key before it, and the others."""
+    """Return the preset and the other arguments. The preset is neither --key=value nor the value after a --key."""
     for position, argument in enumerate(arguments):
         before = arguments[position - 1] if position else ""
         if not argument.startswith("--") and ("=" in before or not before.startswith("--")):
@@ -24,7 +24,7 @@ def take_preset(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def configure(name: str | None, path: Path | None, settings: Sequence[str]) -> Config:
-    """Return the config of a preset or a file with the settings applied, and an output directory."""
+    """Return the config of a preset or a file, with the settings applied and an output directory."""
     if (name is None) == (path is None):
         raise ValueError("train takes a preset or --config FILE: `kairostep presets` lists the presets")
     if path is not None:
@@ -39,10 +39,10 @@ def configure(name: str | None, path: Path | None, settings: Sequence[str]) -> C
 
 
 def settle(config: Config, settings: Sequence[str]) -> Config:
-    """Return the config of a preset with what follows from its steps and its data, unless it is set by itself.
+    """Return the config of a preset with the warm-up and the classes that fit its steps and its run, unless set.
 
-    The warm-up takes a tenth of the steps at most: presets have that of a whole training. A run that is already in the
-    output directory keeps its own warm-up, and goes without classes if it began so.
+    The warm-up takes at most a tenth of the steps, since that of a preset is meant for a full training. A run that is
+    already in the output directory keeps its warm-up, and stays without classes if it started without.
     """
     chosen = {argument.lstrip("-").partition("=")[0].replace("-", "_") for argument in settings}
     there = Path(config.output or "") / "config.yaml"
@@ -57,7 +57,7 @@ def settle(config: Config, settings: Sequence[str]) -> Config:
 
 
 def run_name(name: str, plain: Config, config: Config) -> str:
-    """Return the preset's name and, after it, what was chosen otherwise and decides the weights."""
+    """Return the name of a run: the preset, then the settings that differ from it and influence the weights."""
     before, after, parts = to_dict(plain), to_dict(config), [name]
     for key, value in after.items():
         if value == before[key] or key in {*LATER, "autoencoder"}:
@@ -74,7 +74,7 @@ def run_name(name: str, plain: Config, config: Config) -> str:
 
 
 def settings_help(config: Config) -> str:
-    """Return one line for each setting, the names that parts can have, and the options of those that are chosen."""
+    """Return the help text: a line for each setting, the names of parts, and the options of the chosen parts."""
     lines, options = [], []
     for kind, registry in REGISTRIES.items():
         chosen = getattr(config, kind)

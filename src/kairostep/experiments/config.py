@@ -1,4 +1,4 @@
-"""The settings of an experiment from presets, YAML files and `--key=value`, and back to YAML."""
+"""Reads the settings of an experiment from YAML and `--key=value`, and writes them as YAML."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -17,7 +17,7 @@ NAMES = tuple(f.name for f in fields(Config))
 LATER = {"steps", "output", "resume", "workers", "cache", "trackers", "keep_checkpoints", "checkpoint_every"}
 LATER |= {"log_every", "density_every", "evaluate_every", "held_out_images", "sample_every", "sample_steps"}
 LATER |= {"fid_every", "fid_images", "inception", "inception_sha256", "features", "keep_every"}
-# `LATER` are the settings that a resumed run may change: they leave no mark on the weights
+# `LATER`: settings that a resumed run may change, since they do not influence the weights
 UNSET = "not set"
 DESCRIPTIONS: Mapping[Any, str] = {
     Component: "a name, or a mapping with a name and options",
@@ -42,7 +42,7 @@ def _plain(value: Any) -> Any:
 
 
 def from_dict(raw: Mapping[str, Any]) -> Config:
-    """Return the config that plain data describes; unknown keys and wrong types raise ValueError."""
+    """Return the config that plain data describes. Unknown keys and wrong types raise ValueError."""
     for key in raw:
         if key not in NAMES:
             raise ValueError(unknown("key", str(key), NAMES))
@@ -51,11 +51,11 @@ def from_dict(raw: Mapping[str, Any]) -> Config:
 
 
 def decode(key: str, hint: Any, value: Any) -> Any:
-    """Return a value of YAML as the type that its key has, a list also from `1,2`; ValueError for any other type."""
+    """Return a YAML value as the type that its key has. `1,2` is a list too. A wrong type raises ValueError."""
     try:
         return _decode(hint, value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{key} must be {_described(hint)}, got {value!r}") from error
+        raise ValueError(f"{key} must be {_describe(hint)}, got {value!r}") from error
 
 
 def _decode(hint: Any, value: Any) -> Any:
@@ -82,7 +82,7 @@ def _decode(hint: Any, value: Any) -> Any:
 
 
 def _decode_union(hints: Sequence[Any], value: Any) -> Any:
-    """Return the value as the first of the types that it fits."""
+    """Return the value as the first type that it fits."""
     for hint in hints:
         try:
             return _decode(hint, value)
@@ -109,18 +109,18 @@ def _decode_component(value: Any) -> Component:
     return Component(value["name"], {key: option for key, option in value.items() if key != "name"})
 
 
-def _described(hint: Any) -> str:
+def _describe(hint: Any) -> str:
     if get_origin(hint) in (tuple, list, Sequence):
-        return f"a list, [{', '.join('...' if kind is ... else _described(kind) for kind in get_args(hint))}]"
+        return f"a list, [{', '.join('...' if kind is ... else _describe(kind) for kind in get_args(hint))}]"
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(repr, get_args(hint)))
-    return DESCRIPTIONS.get(hint) or " or ".join(map(_described, get_args(hint))) or str(hint)
+    return DESCRIPTIONS.get(hint) or " or ".join(map(_describe, get_args(hint))) or str(hint)
 
 
 def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
-    """Return the config changed by arguments `--key=value` or `--key value`; a component's new name drops its options.
+    """Return the config changed by arguments `--key=value` or `--key value`.
 
-    A part is named by `--sampler=adaptive`, its options are set by `--sampler.floor=0.2`.
+    `--sampler=adaptive` names a part and drops the options of the part before it. `--sampler.floor=0.2` sets an option.
     """
     raw = to_dict(config)
     pairs = list(_pairs(overrides))
@@ -143,7 +143,7 @@ def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
             raw[part] = value
     changed = {key for key, _ in pairs}
     if raw["process"] != to_dict(config)["process"] and "prediction" not in changed:
-        raw["prediction"] = None  # what the new process is used with
+        raw["prediction"] = None  # the usual one of the new process
     return from_dict(raw)
 
 
@@ -164,11 +164,13 @@ def _pairs(overrides: Sequence[str]) -> Iterable[tuple[str, Any]]:
 
 
 def load(path: Path, *, pipes: bool = False) -> Config:
-    """Return the config of a YAML file, as `config.yaml` of a run is one; its section `provenance` is left out.
+    """Return the config of a YAML file, such as `config.yaml` of a run, without its section `provenance`.
 
-    Options of earlier versions get their names of today.
+    Options that were renamed since get their new names.
 
-    `pipes`: also out of a pipe, as `--config <(command)` is one.
+    Args:
+        path: The YAML file.
+        pipes: Whether the file may be a pipe, as in `--config <(command)`.
     """
     try:
         raw = read_yaml(path, pipes=pipes)
@@ -183,9 +185,9 @@ def load(path: Path, *, pipes: bool = False) -> Config:
 
 
 def differences(old: Config, new: Config) -> list[str]:
-    """Return a line `key: old -> new` for each setting or option of a part that decides the weights and differs."""
+    """Return a line `key: old -> new` for each setting or option that differs and influences the weights."""
     before, after = to_dict(old), to_dict(new)
-    free = LATER - {"steps"} if new.schedule == "cosine" else LATER  # a cosine is stretched over all steps
+    free = LATER - {"steps"} if new.schedule == "cosine" else LATER  # a cosine depends on the number of steps
     changes: list[str] = []
     for key in NAMES:
         one, other = before[key], after[key]
@@ -201,7 +203,7 @@ def differences(old: Config, new: Config) -> list[str]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two values mean the same: earlier versions stored the list 1,2,2 as it was written."""
+    """Whether two values mean the same. Earlier versions stored the list 1,2,2 as text."""
     written = next((value for value in (one, other) if isinstance(value, str)), "")
     listed = next((value for value in (one, other) if isinstance(value, list)), None)
     return bool(one == other or (listed is not None and parse_yaml(f"[{written}]") == listed))

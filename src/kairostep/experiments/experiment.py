@@ -1,4 +1,4 @@
-"""From a config to the objects that it names."""
+"""Builds the objects that a config names."""
 
 import os
 from dataclasses import dataclass, replace
@@ -17,14 +17,14 @@ from kairostep.experiments.settings import AUTO, Component, Config
 from kairostep.registry import REGISTRIES, datasets
 from kairostep.timesteps import TimestepSampler
 
-TRAINING_COPIES = 5  # of the weights where they are trained: they, their average, gradients and Adam's two moments
-LABEL_DROPOUT = 0.1  # of classes that were found, not asked for: the usual share for guidance
-NUM_REFERENCE = 8192  # images that a stable target draws from, kept on the device
+TRAINING_COPIES = 5  # of the weights during training: weights, average, gradients and Adam's two moments
+LABEL_DROPOUT = 0.1  # for label_dropout=auto: the usual share for guidance
+NUM_REFERENCE = 8192  # images on the device that a stable target draws from
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """The parts of one experiment, on the CPU as yet, and its config with every default filled in."""
+    """The parts of one experiment, still on the CPU, and its config with all defaults filled in."""
 
     config: Config
     dataset: Dataset
@@ -32,7 +32,7 @@ class Experiment:
     objective: Objective
     model: nn.Module
     sampler: TimestepSampler
-    num_classes: int  # that the model is told, 0 if none
+    num_classes: int  # that the model is conditioned on, 0 if none
 
     @property
     def process(self) -> Process:
@@ -50,8 +50,13 @@ class Experiment:
 
 
 def build(config: Config, device: torch.device) -> Experiment:
-    """Return the experiment that the config describes; weights depend on its seed. `device` encodes latents."""
-    config, objective = make_objective(resolve(config))  # a wrong name is told before data is read
+    """Return the experiment that a config describes.
+
+    Args:
+        config: The experiment. Its seed determines the initial weights.
+        device: Where latents are encoded.
+    """
+    config, objective = make_objective(resolve(config))  # first, so that a wrong name raises before data is read
     process = objective.process
     check(config, process, device)
     dataset, held_out = load_data(config, device)
@@ -70,14 +75,14 @@ def build(config: Config, device: torch.device) -> Experiment:
 
 
 def fill_defaults(config: Config) -> Config:
-    """Return the config with the options that its parts leave out, as they are today; unknown names stay."""
+    """Return the config with today's defaults of all options that it leaves out. Unknown parts stay as they are."""
     known = {kind: getattr(config, kind) for kind, names in REGISTRIES.items() if getattr(config, kind).name in names}
     filled: dict[str, Any] = {kind: parts.with_defaults(REGISTRIES[kind], part) for kind, part in known.items()}
     return replace(config, **filled)
 
 
 def resolve(config: Config) -> Config:
-    """Return the config with every option of its parts, as the type it has; ValueError for a name that is unknown."""
+    """Return the config with every option of its parts, in its type. An unknown name raises ValueError."""
     filled: dict[str, Any] = {}
     for kind, registry in REGISTRIES.items():
         given: Component = getattr(config, kind)
@@ -88,7 +93,7 @@ def resolve(config: Config) -> Config:
 
 
 def make_objective(config: Config) -> tuple[Config, Objective]:
-    """Return the config with what is predicted filled in, and the loss that it describes."""
+    """Return the config with its prediction filled in, and the objective that it describes."""
     process = parts.make_process(config.process)
     name = config.prediction or parts.natural_prediction(process)
     weighting = parts.make_weighting(config.weighting, process)
@@ -96,7 +101,7 @@ def make_objective(config: Config) -> tuple[Config, Objective]:
 
 
 def check(config: Config, process: Process, device: torch.device) -> None:
-    """Raise ValueError for what would fail in training, or after it."""
+    """Raise ValueError for settings that would fail during or after training."""
     if config.precision == "fp16" and device.type == "cpu":
         raise ValueError("precision fp16 needs a GPU, got a CPU: pass --precision=fp32, or bf16")
     if config.stable_target and config.label_dropout not in (None, AUTO):
@@ -114,7 +119,7 @@ def check(config: Config, process: Process, device: torch.device) -> None:
 
 
 def check_speed(config: Config) -> None:
-    """Raise where SpeeD's weight, made for the error of the noise, would meet another error or a second weight."""
+    """Raise ValueError for sampler speed with another weighting or prediction: its weight is for an epsilon loss."""
     options = config.sampler.options
     if "speed" not in (config.sampler.name, options.get("first"), options.get("then")):
         return
@@ -131,7 +136,7 @@ def check_speed(config: Config) -> None:
 
 
 def read_reference(config: Config, dataset: Dataset) -> Tensor:
-    """Return clean samples (M, ...) to average targets over, mirrored at random where training does so."""
+    """Return clean samples (M, ...) to average targets over, mirrored at random if training does so."""
     samples, _ = dataset.read_some(NUM_REFERENCE)
     if config.stable_target > len(samples):
         raise ValueError(
@@ -142,7 +147,7 @@ def read_reference(config: Config, dataset: Dataset) -> Tensor:
 
 
 def load_data(config: Config, device: torch.device) -> tuple[Dataset, Dataset | None]:
-    """Return the training set and the held-out set, if the data has one, as pixels or as latents."""
+    """Return the training set and the held-out set, None if there is none, as pixels or latents."""
     train = _load_split(config, "train", device)
     try:
         held_out = _load_split(config, "test", device) if config.held_out_images else None
@@ -159,7 +164,7 @@ def load_data(config: Config, device: torch.device) -> tuple[Dataset, Dataset | 
 def _load_split(config: Config, split: str, device: torch.device) -> Dataset:
     data = config.data
     if split == "test" and "flip" in datasets.options_of(data.name):
-        data = replace(data, options={**data.options, "flip": False})  # mirrored twins are no further evidence
+        data = replace(data, options={**data.options, "flip": False})  # mirrored images add no evidence
     dataset = parts.load_dataset(data, split)
     if config.autoencoder is None:
         return dataset
@@ -168,20 +173,20 @@ def _load_split(config: Config, split: str, device: torch.device) -> Dataset:
 
 
 def make_network(config: Config, shape: tuple[int, ...], num_classes: int, *, copies: int = 1) -> nn.Module:
-    """Return the network of a config, its weights a function of the seed.
+    """Return the network of a config. Its seed determines the weights.
 
     Args:
         config: Names the network.
-        shape: Of a sample, (C, H, W).
-        num_classes: That the network is told, 0 if none.
-        copies: Of the weights that memory has to hold: what is too large is refused before it is made.
+        shape: (C, H, W) of a sample.
+        num_classes: That the network is conditioned on, 0 if none.
+        copies: Of the weights that must fit into memory. A network that is too large raises before it is made.
     """
     channels, height, width = shape
     if height != width:
         raise ValueError(f"samples must be square, got {height} x {width}: crop them first")
     sizes = (height, channels, num_classes or None)
     generator_state = torch.get_rng_state()
-    with torch.device("meta"):  # sizes alone
+    with torch.device("meta"):  # sizes without memory
         check_memory(config.network.name, parts.make_network(config.network, *sizes), copies)
     torch.manual_seed(config.seed)
     model = parts.make_network(config.network, *sizes)
@@ -190,7 +195,7 @@ def make_network(config: Config, shape: tuple[int, ...], num_classes: int, *, co
 
 
 def check_memory(name: str, model: nn.Module, copies: int) -> None:
-    """Raise ValueError for a network whose weights do not fit into the machine's memory so many times."""
+    """Raise ValueError if `copies` of the network's weights do not fit into the machine's memory."""
     memory, num_bytes = host_memory(), copies * sum(p.numel() * p.element_size() for p in model.parameters())
     if memory is not None and num_bytes > memory:
         num_parameters = sum(p.numel() for p in model.parameters()) / 1e6
@@ -201,7 +206,7 @@ def check_memory(name: str, model: nn.Module, copies: int) -> None:
 
 
 def host_memory() -> int | None:
-    """Return the bytes of memory that this machine has, None where it does not say."""
+    """Return the bytes of this machine's memory, None if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):

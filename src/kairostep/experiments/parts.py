@@ -1,7 +1,7 @@
-"""The parts of an experiment, made from their names and options.
+"""Makes the parts of an experiment from their names and options.
 
-`kairostep.registry` knows the names. Options are checked against the arguments of what a name stands for and decoded
-by their annotations, so that no default is written down twice.
+`kairostep.registry` knows the names. The options of a part are the arguments of its class or function: their names,
+types and defaults are read from the signature.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ from kairostep.registry import Registry, datasets, networks, processes, samplers
 from kairostep.renamed_options import new_names
 from kairostep.timesteps import SamplerContext, TimestepSampler
 
-FLOW_TIME_SCALE = 1000.0  # diffusers' flow schedulers tell networks t * 1000, which suits their time embeddings
+FLOW_TIME_SCALE = 1000.0  # diffusers' flow schedulers pass t * 1000 to networks, which suits their time embeddings
 PREDICTIONS: dict[str, Prediction] = {"epsilon": EPSILON, "x0": X0, "v": V, "velocity": VELOCITY}
 
 for _schedule in ("linear", "cosine", "quadratic", "scaled_linear"):
@@ -40,7 +40,7 @@ processes.register("edm")(EDMProcess)
 
 @processes.register("flow")
 def flow(time_scale: float = FLOW_TIME_SCALE) -> FlowProcess:
-    """Return the straight path, the network being told t * time_scale."""
+    """Return the straight path. The network gets t * time_scale."""
     return FlowProcess(time_scale=time_scale)
 
 
@@ -51,7 +51,7 @@ def make_process(component: Component) -> Process:
 
 
 def make_weighting(component: Component, process: Process) -> Weighting:
-    """Return the weighting; one that takes a `process` gets it."""
+    """Return the weighting. If it takes a `process`, it gets this one."""
     weighting: Weighting = make(weightings, component, process=process)
     if not callable(weighting):
         raise ValueError(
@@ -62,7 +62,7 @@ def make_weighting(component: Component, process: Process) -> Weighting:
 
 
 def make_sampler(component: Component, experiment: SamplerContext) -> TimestepSampler:
-    """Return the sampler, by its `from_experiment`."""
+    """Return the sampler, made by its `from_experiment`."""
     options = check_options(samplers, component)
     kind: type[TimestepSampler] = samplers.find(component.name)
     sampler = kind.from_experiment(experiment, **bundle(kind, options))
@@ -72,7 +72,7 @@ def make_sampler(component: Component, experiment: SamplerContext) -> TimestepSa
 
 
 def make_network(component: Component, sample_size: int, in_channels: int, num_classes: int | None) -> nn.Module:
-    """Return the network for samples (in_channels, sample_size, sample_size), told classes unless that is None."""
+    """Return the network for samples (in_channels, sample_size, sample_size), without classes if that is None."""
     given = {"sample_size": sample_size, "in_channels": in_channels, "num_classes": num_classes}
     if num_classes is not None and "num_classes" not in arguments_of(networks.find(component.name)):
         raise ValueError(
@@ -86,7 +86,7 @@ def make_network(component: Component, sample_size: int, in_channels: int, num_c
 
 
 def load_dataset(component: Component, split: str) -> Dataset:
-    """Return the part "train" or "test" of the data."""
+    """Return the split "train" or "test" of the data."""
     if "split" not in arguments_of(datasets.find(component.name)):
         raise ValueError(
             f'data {component.name} must take split, "train" or "test", got {component.name} without: '
@@ -102,7 +102,7 @@ def load_dataset(component: Component, split: str) -> Dataset:
 
 
 def make(registry: Registry, component: Component, **given: Any) -> Any:
-    """Return what the component names, made with its options and with those of the `given` that it takes."""
+    """Return the object that a component names, made with its options and the `given` arguments that it takes."""
     options = check_options(registry, component)
     maker = registry.find(component.name)
     taken = arguments_of(maker)
@@ -110,7 +110,7 @@ def make(registry: Registry, component: Component, **given: Any) -> Any:
 
 
 def check_options(registry: Registry, component: Component) -> dict[str, Any]:
-    """Return the component's options with the types they have; ValueError for unknown names and missing options."""
+    """Return the component's options in their types. Unknown and missing options raise ValueError."""
     kind, valid, options = registry.kind, registry.options_of(component.name), {}
     for name, value in component.options.items():
         if name == "seed":
@@ -127,7 +127,7 @@ def check_options(registry: Registry, component: Component) -> dict[str, Any]:
 
 
 def with_defaults(registry: Registry, component: Component) -> Component:
-    """Return the component with the options that were left out, as they are today: a later default changes no run."""
+    """Return the component with all options. A run stores them, so that a later default does not change it."""
     defaults = {name: plain_default(option) for name, option in registry.options_of(component.name).items()}
     known = {name: value for name, value in defaults.items() if isinstance(value, bool | int | float | str | list)}
     options = {**known, **component.options}
@@ -141,12 +141,12 @@ def plain_default(option: Argument) -> Any:
 
 
 def natural_prediction(process: Process) -> str:
-    """Return the name of what networks usually predict under this process."""
+    """Return the name of the usual prediction under this process."""
     return {DiscreteProcess: "epsilon", FlowProcess: "velocity", EDMProcess: "edm"}[type(process)]
 
 
 def make_prediction(name: str, process: Process) -> Prediction:
-    """Return the prediction of this name; `edm` is the network target that belongs to the process."""
+    """Return the prediction of this name. `edm` is the target that belongs to the EDM process."""
     if name == "edm":
         if not isinstance(process, EDMProcess):
             raise ValueError(
@@ -159,5 +159,5 @@ def make_prediction(name: str, process: Process) -> Prediction:
 
 
 def sampler_context(config: Config, objective: Objective, model: nn.Module, shape: tuple[int, ...]) -> SamplerContext:
-    """Return what the sampler of a config may use."""
+    """Return what `from_experiment` of a sampler gets."""
     return SamplerContext(objective, model, shape, seed=config.seed, accumulate=config.accumulate)

@@ -1,4 +1,4 @@
-"""One experiment each; every choice can be changed by a flag."""
+"""The presets: one experiment each. A flag changes any setting."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ class Preset:
 
 
 def part(name: str, **options: Any) -> Component:
-    """Return a component, written as it is on the command line."""
+    """Return a component with these options."""
     return Component(name, options)
 
 
@@ -178,7 +178,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def preset(name: str) -> Config:
-    """Return the config of a preset; an unknown name raises ValueError with the nearest one."""
+    """Return the config of a preset. An unknown name raises ValueError with the nearest one."""
     if name not in PRESETS:
         raise ValueError(unknown("preset", name, PRESETS))
     return PRESETS[name].config

@@ -44,11 +44,11 @@ class Request:
 
     def __post_init__(self) -> None:
         """Check what can be checked without a model."""
-        count("num", self.num)
-        count("batch_size", self.batch_size)
+        count("num", self.num, at_most=10**7, example=64)
+        count("batch_size", self.batch_size, at_most=10**6, example=64)
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be a whole number in [0, 2**63), got {self.seed}: pass for instance --seed 0")
-        nonnegative("guidance", self.guidance)
+        nonnegative("guidance", self.guidance, example=1.5)
         choice("precision", self.precision, ("fp32", "bf16"))
         choice("format", self.format, FORMATS)
 

@@ -66,9 +66,9 @@ def steps_of(process: Process, solver: str, steps: int | None = None) -> int:
     limit = process.num_steps if isinstance(process, DiscreteProcess) and solver != "heun" else None
     if steps is None:
         return min(DEFAULT_STEPS[solver], limit or DEFAULT_STEPS[solver])
-    if limit is not None and count("steps", steps) > limit:
+    if limit is not None and count("steps", steps, example=1000) > limit:
         raise ValueError(f"steps must be at most the {limit} of the process, got {steps}: pass steps={limit}")
-    return count("steps", steps, at_most=10**6)
+    return count("steps", steps, at_most=10**6, example=1000)
 
 
 def network_evaluations(solver: str, steps: int, guidance: float = 1.0) -> int:

@@ -98,7 +98,7 @@ class SigmaLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.P_mean, self.P_std = finite("P_mean", P_mean), positive("P_std", P_std)
-        self.sigma_data = positive("sigma_data", sigma_data)
+        self.sigma_data = positive("sigma_data", sigma_data, example=0.5)
         self.sampler = self._made(sampler, sampler_kwargs)
         self._unmade = (sampler, sampler_kwargs or {}) if self.sampler is None else None
         self._observer: StepObserver | None = None

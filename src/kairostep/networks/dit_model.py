@@ -60,8 +60,9 @@ def dit(
     num_classes: int | None = None,  # real classes; label num_classes is the null class
 ) -> DiT2DModel:
     """Return a DiT that predicts 0 at the start; the defaults are DiT-S/2's."""
-    divides("sample_size", sample_size, "patch_size", patch_size)
-    divides("hidden_size", hidden_size, "num_heads", num_heads)
+    divides("sample_size", count("sample_size", sample_size), "patch_size", count("patch_size", patch_size, example=2))
+    count("hidden_size", hidden_size, at_most=2**17, example=768)
+    divides("hidden_size", hidden_size, "num_heads", count("num_heads", num_heads))
     if hidden_size % 4:
         raise ValueError(
             f"hidden_size must be divisible by 4, for sines and cosines of two coordinates, got {hidden_size}: "
@@ -72,7 +73,7 @@ def dit(
         patch_size=patch_size,
         in_channels=count("in_channels", in_channels),
         out_channels=in_channels,
-        num_layers=count("depth", depth),
+        num_layers=count("depth", depth, at_most=10**3, example=12),
         num_attention_heads=num_heads,
         attention_head_dim=hidden_size // num_heads,
         num_embeds_ada_norm=0 if num_classes is None else count("num_classes", num_classes),

@@ -3,12 +3,10 @@
 import torch
 from torch import Tensor
 
-from kairostep.checks import count
-
 
 def divides(name: str, value: int, divisor_name: str, divisor: int) -> None:
-    """Raise unless `divisor` divides `value`; both are whole numbers above 0."""
-    if count(name, value) % count(divisor_name, divisor):
+    """Raise ValueError unless `divisor` divides `value`."""
+    if value % divisor:
         raise ValueError(
             f"{name} must be divisible by {divisor_name}, got {value} and {divisor}: "
             f"pass for instance {name}={-(-value // divisor) * divisor}"

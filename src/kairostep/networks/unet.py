@@ -27,7 +27,8 @@ def ddpm_unet(
     attention=(32, 16, 8), head_channels=32.
     """
     resolutions = _resolutions(sample_size, len(multipliers))
-    widths = tuple(count("channels", channels, at_least=4) * count("multipliers", m) for m in multipliers)
+    count("channels", channels, at_least=4, at_most=2**16, example=64)
+    widths = tuple(channels * count("multipliers", m, at_most=2**10) for m in multipliers)
     attends = _attends(attention, resolutions)
     _check_heads(head_channels, [*(w for w, attend in zip(widths, attends, strict=True) if attend), widths[-1]])
     model: UNet2DModel = UNet2DModel(
@@ -40,11 +41,11 @@ def ddpm_unet(
         down_block_types=tuple("AttnDownBlock2D" if attend else "DownBlock2D" for attend in attends),
         up_block_types=tuple("AttnUpBlock2D" if attend else "UpBlock2D" for attend in reversed(attends)),
         block_out_channels=widths,
-        layers_per_block=count("blocks", blocks),
+        layers_per_block=count("blocks", blocks, at_most=2**8),
         attention_head_dim=head_channels,
         norm_num_groups=math.gcd(32, *widths),
         norm_eps=1e-6,
-        dropout=below_one("dropout", dropout),
+        dropout=below_one("dropout", dropout, example=0.1),
         num_class_embeds=None if num_classes is None else count("num_classes", num_classes) + 1,
     )
     return model

@@ -77,7 +77,7 @@ class UViT2DModel(ModelMixin, ConfigMixin):  # type: ignore[misc]  # the two dis
         _check_sizes(sample_size, patch_size, hidden_size, depth, num_heads)
         if not 0 < mlp_ratio <= MAX_MLP_RATIO:
             raise ValueError(f"mlp_ratio must be in (0, {MAX_MLP_RATIO}], got {mlp_ratio}: the usual value is 4.0")
-        below_one("dropout", dropout)
+        below_one("dropout", dropout, example=0.1)
         self.gradient_checkpointing = False
         num_tokens = (1 if num_classes is None else 2) + (sample_size // patch_size) ** 2
         num_out = count("in_channels", in_channels) if out_channels is None else count("out_channels", out_channels)
@@ -153,14 +153,15 @@ class UViT2DModel(ModelMixin, ConfigMixin):  # type: ignore[misc]  # the two dis
 
 
 def _check_sizes(sample_size: int, patch_size: int, hidden_size: int, depth: int, num_heads: int) -> None:
-    divides("sample_size", sample_size, "patch_size", patch_size)
-    divides("hidden_size", hidden_size, "num_heads", num_heads)
+    divides("sample_size", count("sample_size", sample_size), "patch_size", count("patch_size", patch_size, example=2))
+    count("hidden_size", hidden_size, at_most=2**17, example=768)
+    divides("hidden_size", hidden_size, "num_heads", count("num_heads", num_heads))
     if hidden_size % 2:
         raise ValueError(
             f"hidden_size must be even, half of the time's token being sines and half cosines, got {hidden_size}: "
             f"pass for instance hidden_size={2 * hidden_size}"
         )
-    if count("depth", depth, at_least=2) % 2:
+    if count("depth", depth, at_least=2, at_most=10**3, example=12) % 2:
         raise ValueError(
             f"depth must be even, as many blocks after the middle one as before it, got {depth}: "
             f"pass depth={depth - 1} or {depth + 1}"

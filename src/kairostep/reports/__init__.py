@@ -1,4 +1,4 @@
-"""What run directories say, for people."""
+"""HTML pages and tables of run directories."""
 
 from typing import TYPE_CHECKING
 
@@ -11,10 +11,10 @@ from kairostep.reports.comparison import comparison_table as comparison_table
 from kairostep.reports.page import write_figures as write_figures
 from kairostep.reports.report import write_report as write_report
 
-if not TYPE_CHECKING:  # type checkers would take any name for one that is here
+if not TYPE_CHECKING:  # or type checkers would accept any name
 
     def __getattr__(name: str) -> object:
-        """Say what became of a name that is no longer here."""
+        """Raise AttributeError, with the new name of a moved class."""
         if name in ("RunFiles", "RunHistory"):
             raise AttributeError(f"{__name__}.{name} has another name now: kairostep.runs.RunHistory")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

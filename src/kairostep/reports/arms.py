@@ -8,14 +8,14 @@ from typing import Any
 from kairostep.reports.run_names import arm_name, run_names
 from kairostep.runs.history import RunHistory
 
-# Settings that leave no mark on the weights, and places: they do not part arms
+# Settings that do not influence the weights, and places: runs of one arm may differ in them
 IGNORED = {"seed", "output", "resume", "workers", "cache", "trackers", "keep_checkpoints", "checkpoint_every"}
 IGNORED |= {"log_every", "density_every", "evaluate_every", "sample_every", "sample_steps", "data.path", "provenance"}
 IGNORED |= {"fid_every", "fid_images", "inception", "inception_sha256", "features", "keep_every"}
 PARTS = ("sampler", "weighting", "data", "network", "process", "prediction")
 NUMBERS = ("steps", "batch_size", "learning_rate", "seed")
 MAX_LINE = 120  # letters of a line in a tooltip
-# Held-out losses pair where these agree
+# Held-out losses of two runs can be compared if these agree
 SAME_TASK = ("data", "autoencoder", "process", "prediction", "held_out_images")
 
 
@@ -27,7 +27,7 @@ class ShownRun:
     name: str
     short: str  # within its arm
     arm: str
-    settings: str  # some lines
+    settings: str  # a few lines
     history: RunHistory
 
 
@@ -36,7 +36,7 @@ class Arm:
     """Runs that differ only in their seeds."""
 
     name: str
-    settings: str  # that part it from the others
+    settings: str  # in which it differs from the other arms
     runs: list[ShownRun]
     baseline: bool
 
@@ -61,18 +61,18 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def arms_of(
     histories: Sequence[RunHistory], called: Mapping[Path, str] | None = None, baseline_arm: str | None = None
 ) -> list[Arm]:
-    """Return the arms, the baseline first, else in the order of their first runs.
+    """Return the arms: first the baseline, then the others in the order of their first runs.
 
     Args:
         histories: The runs.
-        called: Names of runs by their directories; by default as few folders as tell them apart.
-        baseline_arm: Name of the baseline; by default uniform draws without a weighting.
+        called: Names of runs by directory. Default: as few folder names as make them unique.
+        baseline_arm: Name of the baseline. Default: uniform draws without a weighting.
     """
     grouped: dict[str, list[RunHistory]] = {}
     for history in histories:
         grouped.setdefault(_identity(history), []).append(history)
     members = list(grouped.values())
-    settings = _describe([parting(group[0]) for group in members])
+    settings = _describe([arm_settings(group[0]) for group in members])
     found = run_names([history.directory for history in histories])
     names = {id(run): (called or {}).get(run.directory, name) for run, name in zip(histories, found, strict=True)}
     arm_names = _arm_names(members, names)
@@ -91,7 +91,7 @@ def arms_of(
 
 
 def same_task(one: RunHistory, other: RunHistory) -> bool:
-    """Whether held-out losses of two runs compare."""
+    """Whether the held-out losses of two runs can be compared."""
     return all(_task(one, key) == _task(other, key) for key in SAME_TASK)
 
 
@@ -109,14 +109,14 @@ def _task(history: RunHistory, key: str) -> Any:
     return {k: v for k, v in value.items() if k != "path"} if isinstance(value, Mapping) else value
 
 
-def parting(history: RunHistory) -> dict[str, Any]:
-    """Return the settings that differ between arms."""
+def arm_settings(history: RunHistory) -> dict[str, Any]:
+    """Return the settings that all runs of an arm share."""
     settings = {key: value for key, value in history.config.items() if key not in IGNORED}
     return {key: value for key, value in flat(settings).items() if key not in IGNORED}
 
 
 def _identity(history: RunHistory) -> str:
-    settings = parting(history)
+    settings = arm_settings(history)
     return repr(sorted(settings.items(), key=lambda item: item[0])) if settings else str(history.directory)
 
 
@@ -165,9 +165,9 @@ def _short(group: Sequence[RunHistory], names: Mapping[int, str]) -> list[str]:
     return seeds if known else [names[id(run)] for run in group]
 
 
-def _settings_text(history: RunHistory, parted_by: str) -> str:
+def _settings_text(history: RunHistory, difference: str) -> str:
     """Return the most important settings of a run, one per line, for a tooltip."""
-    lines = [parted_by]
+    lines = [difference]
     for part in PARTS:
         value = history.config.get(part)
         options = flat(value) if isinstance(value, Mapping) else {}

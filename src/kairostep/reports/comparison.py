@@ -1,4 +1,4 @@
-"""Runs side by side, as text."""
+"""A text table of runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +20,8 @@ def comparison_table(directories: Sequence[Path]) -> str:
 
 
 def _read(directory: Path) -> RunHistory:
-    """Return the run in a directory; ValueError if there is none."""
-    directory = directory.absolute()  # has a name, also for "."
+    """Return the run in a directory. Raise ValueError if there is none."""
+    directory = directory.absolute()  # so that "." has a name too
     run = RunHistory.read(directory)
     if not run.config:
         raise ValueError(

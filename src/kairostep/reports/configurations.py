@@ -51,7 +51,7 @@ def _renamed(arms: Sequence[Arm]) -> set[str]:
 
 
 def _settings(config: Mapping[str, Any], whole: set[str]) -> dict[str, str]:
-    """Return settings by dotted names as text, those of some parts in one."""
+    """Return settings as text by dotted names. Each part in `whole` is one entry, with its options."""
     rest = {key: value for key, value in config.items() if key not in whole or not isinstance(value, Mapping)}
     settings = {key: text_of(value) for key, value in flat(rest).items()}
     for part in [key for key in config if key not in rest]:

@@ -1,4 +1,4 @@
-"""Pages: one HTML file with everything inside, plotly.js included, that opens offline."""
+"""Writes a page: one HTML file that opens offline, with everything inside, including plotly.js."""
 
 import importlib
 import json
@@ -39,10 +39,10 @@ def write_figures(title: str, intro: str, figures: Sequence[Figure], output: Pat
 
 
 def write_page(output: Path, text: str) -> Path:
-    """Write a file, whole or not at all; ValueError if it cannot be written."""
+    """Write a page, whole or not at all. Raise ValueError if it cannot be written."""
     try:
         with whole_file(output, shared=True) as temporary:
-            temporary.write_text(text, encoding="utf-8", errors="replace")  # names of files may be no text
+            temporary.write_text(text, encoding="utf-8", errors="replace")  # file names may hold any bytes
     except OSError as error:
         reason = error.strerror or error
         raise ValueError(f"the page must go to a file that can be written, got {output}: {reason}") from error
@@ -50,43 +50,43 @@ def write_page(output: Path, text: str) -> Path:
 
 
 def whole_page(context: Mapping[str, Any], groups: Sequence[Group], figures: Sequence[Figure]) -> str:
-    """Return a page with its scripts; `context` holds the title, the intro and what else the templates show."""
-    plotly = needed("plotly.offline").get_plotlyjs()
-    markup = needed("markupsafe").Markup
+    """Return a page with its scripts. `context` holds the title, the intro and what else the templates show."""
+    plotly = import_extra("plotly.offline").get_plotlyjs()
+    markup = import_extra("markupsafe").Markup
     assets = {
         "plotly": markup(plotly),
         "styles": markup("\n".join(map(_asset, STYLES))),
         "scripts": markup("\n".join(map(_asset, SCRIPTS))),
     }
-    return _rendered("page.html", context, groups, figures, assets)
+    return _render("page.html", context, groups, figures, assets)
 
 
 def content(context: Mapping[str, Any], groups: Sequence[Group], figures: Sequence[Figure]) -> str:
     """Return the part of a page that changes with its runs, to update an open page."""
-    return _rendered("content.html", context, groups, figures, {})
+    return _render("content.html", context, groups, figures, {})
 
 
-def needed(name: str) -> Any:
-    """Return a module of the extra `report`, or raise an error that names it."""
+def import_extra(name: str) -> Any:
+    """Return a module of the extra `report`. If it is not installed, the error names the extra."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise missing("a report", error, "report") from error
 
 
-def _rendered(
+def _render(
     template: str,
     context: Mapping[str, Any],
     groups: Sequence[Group],
     figures: Sequence[Figure],
     assets: Mapping[str, Any],
 ) -> str:
-    jinja2 = needed("jinja2")
+    jinja2 = import_extra("jinja2")
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_asset), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     plain = {"groups": [vars(group) for group in groups], "figures": [figure.plain() for figure in figures]}
-    data = needed("markupsafe").Markup(_script_json(plain))
+    data = import_extra("markupsafe").Markup(_script_json(plain))
     text: str = environment.get_template(template).render(
         **context, **assets, figures=figures, groups=groups, data=data
     )

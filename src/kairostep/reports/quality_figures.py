@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kairostep.plots import Axis, Curve, Figure, Panel
-from kairostep.reports.arms import Arm, ShownRun, parting
+from kairostep.reports.arms import Arm, ShownRun, arm_settings
 from kairostep.runs.history import RunHistory, evaluations_at
 from kairostep.runs.metrics import number
-from kairostep.runs.thinning import kept_points
+from kairostep.runs.thinning import select_points
 
 COSTS = {
     "seconds": Axis("seconds of training"),
@@ -38,7 +38,7 @@ NUM_SELECTED = "sampler.num_selected"
 
 
 class Point(NamedTuple):
-    """A measured number and the cost until then."""
+    """A measured number and the cost up to it."""
 
     step: float
     seconds: float | None
@@ -53,7 +53,9 @@ def quality_figures(runs: Sequence[ShownRun]) -> list[Figure]:
     for name, (title, axis, how_to_read) in HELD_OUT.items():
         figures.append(_against_costs(title, axis, how_to_read, [(run, _held_out(run.history, name)) for run in runs]))
     for what, (title, how_to_read) in MEASURED.items():
-        figures.append(_against_costs(title, title, how_to_read, [(run, _measured(run.history, what)) for run in runs]))
+        figures.append(
+            _against_costs(title, title, how_to_read, [(run, _quality_points(run.history, what)) for run in runs])
+        )
     return [figure for figure in figures if figure is not None]
 
 
@@ -101,11 +103,11 @@ def _held_out(history: RunHistory, name: str) -> list[Point]:
         for p in history.held_out
         if getattr(p, name) is not None
     ]
-    kept = kept_points(array("d", (point.value for point in points)))
+    kept = select_points(array("d", (point.value for point in points)))
     return [points[i] for i in kept]
 
 
-def _measured(history: RunHistory, what: str) -> list[Point]:
+def _quality_points(history: RunHistory, what: str) -> list[Point]:
     """Return the latest measurement of each checkpoint."""
     points: dict[float, Point] = {}
     for line in history.evaluations:
@@ -120,7 +122,7 @@ def _families(arms: Sequence[Arm]) -> list[list[Arm]]:
     """Return groups of arms that differ only in |S|."""
     grouped: dict[str, list[Arm]] = {}
     for arm in arms:
-        settings = parting(arm.first)
+        settings = arm_settings(arm.first)
         if number(settings.get(NUM_SELECTED)) is not None:
             rest = [(key, repr(value)) for key, value in sorted(settings.items()) if key != NUM_SELECTED]
             grouped.setdefault(repr(rest), []).append(arm)

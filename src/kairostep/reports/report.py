@@ -1,4 +1,4 @@
-"""`kairostep report`: run directories in, one self-contained page out."""
+"""Makes one self-contained page from run directories."""
 
 import re
 import time
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from kairostep.plots import Figure
 from kairostep.reports.arms import Arm, arms_of
 from kairostep.reports.configurations import differences, warnings
-from kairostep.reports.page import Group, needed, whole_page, write_page
+from kairostep.reports.page import Group, import_extra, whole_page, write_page
 from kairostep.reports.quality_figures import quality_figures, selection_figure
 from kairostep.reports.results_table import results_table
 from kairostep.reports.rounding import MISSING
@@ -32,7 +32,7 @@ RUN_FILES = ("config.yaml", "metrics.jsonl")
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a page is told about its runs by `kairostep compare`, which planned them."""
+    """What `kairostep compare`, which planned the runs, adds to their page."""
 
     names: Mapping[Path, str] = field(default_factory=dict)  # of runs, by their directories
     baseline: str | None = None  # an arm
@@ -41,7 +41,7 @@ class Comparison:
 
 
 class Report(NamedTuple):
-    """What the templates need."""
+    """The data of a page, for the templates."""
 
     context: dict[str, Any]
     groups: list[Group]
@@ -51,15 +51,16 @@ class Report(NamedTuple):
 def write_report(directories: Sequence[Path], output: Path, comparison: Comparison | None = None) -> Path:
     """Write the page of some runs, or of all runs in some folders, and return its path.
 
-    ValueError if a directory does not exist or holds no run, or the page cannot be written.
-
     Args:
         directories: Runs, or folders of runs.
         output: The page.
-        comparison: What `kairostep compare` knows of them.
+        comparison: Names, baseline and verdict, if `kairostep compare` made the runs.
+
+    Raises:
+        ValueError: A directory does not exist or holds no run, or the page cannot be written.
     """
     for package in ("jinja2", "plotly"):
-        needed(package)
+        import_extra(package)
     runs = find_runs(directories)
     return write_page(Path(output), whole_page(*make_report(runs, comparison=comparison)))
 
@@ -81,7 +82,7 @@ def find_runs(directories: Sequence[Path]) -> list[Path]:
 
 
 def runs_in(directory: Path) -> list[Path]:
-    """Return a directory if it is a run, else the runs in it; ValueError if it does not exist."""
+    """Return a directory if it is a run, otherwise the runs in it. Raise ValueError if it does not exist."""
     if not directory.is_dir():
         raise ValueError(f"a report needs directories that exist, got {directory}: name what `train` made")
     directory = directory.absolute()
@@ -97,7 +98,7 @@ def make_report(
     read: Callable[[Path], RunHistory] = RunHistory.read,
     comparison: Comparison | None = None,
 ) -> Report:
-    """Return all that the page of some runs shows."""
+    """Return everything that the page of some runs shows."""
     known = comparison or Comparison()
     arms = arms_of([read(directory) for directory in directories], known.names, known.baseline)
     runs = [run for arm in arms for run in arm.runs]
@@ -115,7 +116,7 @@ def make_report(
             "samples": samples,
             "num_grids": max((len(of_run.grids) for of_run in samples), default=0),
             "differences": differences(arms),
-            "runs": [_shown(run) for run in runs],
+            "runs": [_run_entry(run) for run in runs],
         }
     ablation = selection_figure(arms)
     figures = [
@@ -159,7 +160,7 @@ def _footer() -> str:
     return f"Made by kairostep {__version__} at {time.strftime('%Y-%m-%d %H:%M:%S %Z')}. This page needs no network."
 
 
-def _shown(run: Any) -> dict[str, Any]:
+def _run_entry(run: Any) -> dict[str, Any]:
     history = run.history
     return {
         "key": run.key,

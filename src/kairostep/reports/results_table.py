@@ -1,14 +1,14 @@
-"""The table of results: every seed, mean and spread of each arm, and the time to the baseline's quality."""
+"""The table of results: each seed, the mean and spread of each arm, and the cost to reach the baseline's quality."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kairostep.reports.arms import Arm, ShownRun, same_task
-from kairostep.reports.rounding import MISSING, counted, seconds, with_error
+from kairostep.reports.rounding import MISSING, count_text, seconds, with_error
 from kairostep.reports.target import Cost, is_paired, paired_ratio_to, partner, ratio_to
 from kairostep.runs.history import RunHistory
 from kairostep.runs.metrics import number
-from kairostep.seed_statistics import shown, spread_of
+from kairostep.seed_statistics import ratio_text, spread_of
 
 HOW_TO_READ = (
     "Every run with its last held-out figures ± standard error over images, and each arm's mean ± standard deviation "
@@ -66,12 +66,12 @@ def results_table(arms: Sequence[Arm]) -> Table:
         _held_out("held-out loss", "loss"),
         *(_ratio(title, baseline, cost) for title, cost in RATIOS.items() if len(arms) > 1),
         _held_out("held-out bound", "vlb"),
-        *(_measured(what, title) for what, title in MEASURED.items() if any(run.measured(what) for run in histories)),
+        *(_quality(what, title) for what, title in MEASURED.items() if any(run.measured(what) for run in histories)),
         _spent("seconds", "seconds", seconds),
-        _spent("training evaluations", "training_evaluations", counted),
+        _spent("training evaluations", "training_evaluations", count_text),
     ]
     if any(run.spent("probe_evaluations") for run in histories):
-        columns.append(_spent("probe evaluations", "probe_evaluations", counted))
+        columns.append(_spent("probe evaluations", "probe_evaluations", count_text))
     if any(run.state != "finished" for run in histories):
         columns.append(Column("state", lambda run: run.state, lambda runs: "", text=True))
     head = Column("run", lambda run: "", lambda runs: "", text=True)
@@ -114,12 +114,12 @@ def _held_out(title: str, name: str) -> Column:
     return Column(title, cell, lambda runs: _mean([value(run) for run in runs]))
 
 
-def _spent(title: str, name: str, told: Callable[[float | None], str]) -> Column:
+def _spent(title: str, name: str, text: Callable[[float | None], str]) -> Column:
     def mean(runs: Sequence[RunHistory]) -> str:
         known = [value for run in runs if (value := run.spent(name)) is not None]
-        return told(spread_of(known).mean) if known else MISSING
+        return text(spread_of(known).mean) if known else MISSING
 
-    return Column(title, lambda run: told(run.spent(name)), mean)
+    return Column(title, lambda run: text(run.spent(name)), mean)
 
 
 def _ratio(title: str, baseline: Arm, cost: Cost) -> Column:
@@ -129,12 +129,12 @@ def _ratio(title: str, baseline: Arm, cost: Cost) -> Column:
 
     def mean(runs: Sequence[RunHistory]) -> str:
         ratio = paired_ratio_to(runs, baseline, cost)
-        return MISSING if ratio is None else shown(ratio)
+        return MISSING if ratio is None else ratio_text(ratio)
 
     return Column(title, cell, mean)
 
 
-def _measured(what: str, title: str) -> Column:
+def _quality(what: str, title: str) -> Column:
     def value(run: RunHistory) -> float | None:
         return number((run.measured(what) or {}).get("value"))
 

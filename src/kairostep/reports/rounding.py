@@ -1,4 +1,4 @@
-"""Numbers for people."""
+"""Formats numbers for people."""
 
 import math
 
@@ -7,10 +7,10 @@ MISSING = "\u2013"
 
 
 def with_error(value: float | None, error: float | None) -> str:
-    """Return a value and its error with two digits of the error, `0.1234 ± 0.0056`; five digits if there is none."""
+    """Return `0.1234 ± 0.0056`, with two digits of the error; without an error, the value with five digits."""
     if value is None:
         return MISSING
-    if error is None or not error > 1e-12 * abs(value):  # else it is that of the arithmetic
+    if error is None or not error > 1e-12 * abs(value):  # smaller errors are those of the arithmetic
         return f"{value:.5g}"
     digits = max(0, 1 - math.floor(math.log10(error)))
     if digits > MAX_DIGITS:
@@ -18,7 +18,7 @@ def with_error(value: float | None, error: float | None) -> str:
     return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
-def counted(value: float | None) -> str:
+def count_text(value: float | None) -> str:
     """Return a count with thousands separators."""
     return MISSING if value is None else f"{value:,.0f}"
 

@@ -1,4 +1,4 @@
-"""Sample grids for a page: small enough, and only those that can be shown."""
+"""Sample grids for a page, made small enough for it."""
 
 import base64
 import importlib
@@ -65,13 +65,13 @@ def _grid(path: Path, limit: int) -> Grid:
     step = int(re.sub(r"\D", "", path.stem) or 0)
     try:
         content = read_bytes(path, MAX_BYTES)
-        image = _opened(content)
+        image = _open_image(content)
         kind = "png"
         if len(content) > limit and image is not None:
-            content, kind = _smaller(image, limit), "jpeg"
+            content, kind = _shrink(image, limit), "jpeg"
     except Unreadable as error:
         return Grid(step, "", "", f"{path.name} cannot be read: {error}")
-    except Exception:  # Pillow has many kinds for damaged files
+    except Exception:  # Pillow raises many kinds of errors for damaged files
         return Grid(step, "", "", f"{path.name} cannot be read: it is damaged, or still being written")
     if len(content) > limit:
         return Grid(step, "", "", f"{path.name} is too large for this page: it is shrunk once Pillow is installed")
@@ -79,8 +79,8 @@ def _grid(path: Path, limit: int) -> Grid:
     return Grid(step, source, ".jpg" if kind == "jpeg" else ".png")
 
 
-def _opened(content: bytes) -> Any:
-    """Return a whole picture, None without Pillow."""
+def _open_image(content: bytes) -> Any:
+    """Return the decoded picture, None if Pillow is not installed."""
     try:
         pillow = importlib.import_module("PIL.Image")
     except ModuleNotFoundError:
@@ -92,7 +92,7 @@ def _opened(content: bytes) -> Any:
     return image
 
 
-def _smaller(image: Any, limit: int) -> bytes:
+def _shrink(image: Any, limit: int) -> bytes:
     """Return a JPEG of at most this many bytes, or of the smallest useful size."""
     side = max(image.size)
     while True:

@@ -1,4 +1,4 @@
-"""What happens inside a run: losses by time, draws by time (Figures 5 and 6 of Kim et al. 2025), policy, cost."""
+"""Figures of a training: losses and draws by time (Figures 5 and 6 of Kim et al. 2025), policy and cost."""
 
 from array import array
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ STEPS = Axis("steps")
 QUARTILES = ("t 0 to 0.25, least noise", "t 0.25 to 0.5", "t 0.5 to 0.75", "t 0.75 to 1, most noise")
 NUM_SPEEDS = 60  # points of a curve of speed
 NUM_SELECTED_POINTS = 240  # of one run
-# A histogram that is so near to uniform in every bin is no picture: draws exactly, their product with weights but for
-# the noise of the weights, which are means over draws
+# A histogram that is this close to uniform in every bin is not drawn. The bound for products is wider, since weights
+# are noisy means over draws
 DRAWN_UNIFORMLY, TRAINED_UNIFORMLY = 0.02, 0.1
 
 
@@ -49,7 +49,7 @@ def loss_figures(runs: Sequence[ShownRun]) -> list[Figure]:
 
 
 def density_figures(runs: Sequence[ShownRun]) -> list[Figure]:
-    """Return where the draws go over training, and for weights their product with it, as probabilities."""
+    """Return the density of draws over training, and its product with the weights, as probabilities."""
     drawn, trained = (
         [_heat_panel(run, name, label) for run in runs if _why_no_panel(run, name) == ""]
         for name, label in (("density", "probability of a draw"), ("product", "density times weight"))
@@ -73,7 +73,7 @@ def density_figures(runs: Sequence[ShownRun]) -> list[Figure]:
 
 
 def lines_without_panels(runs: Sequence[ShownRun], names: Sequence[str]) -> list[str]:
-    """Return a line for each reason why runs have no panel: that of uniform draws would be plain grey."""
+    """Return a line for each reason why runs have no panel. A panel of uniform draws would be plain grey."""
     lines = []
     for name in names:
         reasons: dict[str, list[ShownRun]] = {}
@@ -116,7 +116,7 @@ def policy_figures(runs: Sequence[ShownRun]) -> list[Figure]:
 
 
 def cost_figures(runs: Sequence[ShownRun]) -> list[Figure]:
-    """Return what probes cost, and how fast steps are."""
+    """Return the cost of probes and the time of steps."""
     share = Axis("probes per 100 training evaluations", start=0.0)
     probes = [Curve(run.name, *_probe_share(run.history.metrics), group=run.key) for run in runs]
     speeds = [Curve(run.name, *_milliseconds_per_step(run.history.metrics), group=run.key) for run in runs]
@@ -192,7 +192,7 @@ def _rows(run: ShownRun, name: str) -> list["array[float]"]:
 
 
 def _near(rows: Sequence["array[float]"], others: Sequence["array[float]"] | None, most: float) -> bool:
-    """Whether all masses are near those of other rows, by default uniform ones."""
+    """Whether all masses are near those of other rows, or near uniform if `others` is None."""
     if others is None:
         return all(abs(mass * len(row) - 1) <= most for row in rows for mass in row)
     pairs = zip(rows, others, strict=False)

@@ -1,4 +1,4 @@
-"""Says in a sentence what the runs of a page show: only what was measured, and nothing from a single seed."""
+"""Sums up the runs of a page in one sentence. It claims only what was measured, and nothing from a single seed."""
 
 import math
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def verdict(arms: Sequence[Arm]) -> Verdict | None:
         return None
     others = [arm for arm in arms if not arm.baseline and same_task(arm.first, baseline.first)]
     if not others:
-        return Verdict(f"{_measured(baseline)} There is nothing to compare it with.", [])
+        return Verdict(f"{_loss_sentence(baseline)} There is nothing to compare it with.", [])
     found = [compare(arm, baseline) for arm in others]
     most_seeds = max(comparison.num_seeds for comparison in found)
     unfinished = sum(run.history.state != "finished" for arm in (baseline, *others) for run in arm.runs)
@@ -75,13 +75,13 @@ def compare(arm: Arm, baseline: Arm) -> Comparison:
 
 
 def _of_seeds(found: Sequence[Comparison], baseline: str) -> Verdict:
-    """Return the verdict where one arm at least has several seeds."""
+    """Return the verdict if at least one arm has several seeds."""
     told = [_sentence(comparison, baseline) for comparison in found]
     if len(found) == 1:
         return Verdict(told[0], [])
     lower, higher = ([each.arm for each in found if each.decided == sign] for sign in (-1, 1))
     parts = [
-        f"{_listed(names)} end{'s' * (len(names) == 1)} {word}"
+        f"{_join_names(names)} end{'s' * (len(names) == 1)} {word}"
         for names, word in ((lower, "lower"), (higher, "higher"))
         if names
     ]
@@ -117,8 +117,8 @@ def _change(log_ratio: float) -> str:
     return f"{size:.{digits}f} % {'lower' if percent < 0 else 'higher'}"
 
 
-def _measured(arm: Arm) -> str:
-    """Return the last held-out loss of an arm by itself."""
+def _loss_sentence(arm: Arm) -> str:
+    """Return one sentence with the last held-out loss of an arm."""
     losses = [_end(run.history) for run in arm.runs if run.history.last]
     if not losses:
         return f"{arm.name} has no held-out loss yet."
@@ -136,7 +136,7 @@ def _loss_of(arm: Arm) -> str:
 
 
 def _by_seed(arm: Arm) -> dict[Any, RunHistory]:
-    """Return one finished run per seed: repeating a seed says nothing about other seeds."""
+    """Return one finished run per seed: a repeated seed adds nothing."""
     runs = [run.history for run in reversed(arm.runs)]
     return {run.seed: run for run in runs if run.seed is not None and run.state == "finished" and _end(run) > 0}
 
@@ -149,5 +149,5 @@ def _evaluations(run: RunHistory) -> float:
     return run.last.evaluations or 0.0 if run.last else 0.0
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

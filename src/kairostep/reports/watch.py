@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from kairostep.reports.page import content, needed, whole_page
+from kairostep.reports.page import content, import_extra, whole_page
 from kairostep.reports.report import make_report, runs_in
 from kairostep.runs.history import RunHistory, fingerprint
 
@@ -16,11 +16,15 @@ HOST, PORT = "127.0.0.1", 8765
 
 
 class WatchedRuns:
-    """Run directories and their page. If a file changes, the page is made again and only that run is read again."""
+    """Run directories and their page. If a run writes a file, only that run is read again, and the page is rebuilt.
+
+    Args:
+        directories: Runs, or folders of runs.
+    """
 
     def __init__(self, directories: Sequence[Path]) -> None:
         for package in ("jinja2", "plotly"):
-            needed(package)
+            import_extra(package)
         for directory in directories:
             runs_in(directory)  # ValueError if it does not exist
         self.directories = list(directories)
@@ -29,20 +33,20 @@ class WatchedRuns:
         self.building = threading.Lock()
 
     def version(self) -> str:
-        """Return a version of the page: it changes when a run writes something."""
+        """Return the version of the page, which changes when a run writes something."""
         found = [(str(run), fingerprint(run)) for run in self._runs()]
         return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
     def page(self) -> tuple[str, str]:
         """Return the whole page, and its version."""
-        return self._made("page")
+        return self._build("page")
 
     def content(self) -> tuple[str, str]:
         """Return the part of the page that changes, and its version."""
-        return self._made("content")
+        return self._build("content")
 
-    def _made(self, kind: str) -> tuple[str, str]:
-        with self.building:  # once for all who ask
+    def _build(self, kind: str) -> tuple[str, str]:
+        with self.building:  # requests that come meanwhile wait for the same page
             version = self.version()
             if self.pages.get(kind, ("", ""))[1] != version:
                 context, groups, figures = make_report(self._runs(), self._history)
@@ -54,7 +58,7 @@ class WatchedRuns:
     def _runs(self) -> list[Path]:
         found: dict[Path, None] = {}
         for directory in self.directories:
-            if directory.is_dir():  # it may have gone
+            if directory.is_dir():  # it may have been removed
                 found |= dict.fromkeys(runs_in(directory))
         return list(found)
 
@@ -67,9 +71,14 @@ class WatchedRuns:
 
 
 def make_server(directories: Sequence[Path], port: int | None = None) -> ThreadingHTTPServer:
-    """Return a server of the page on localhost. Without a port, it takes the usual one, or a free one if that is taken.
+    """Return a server of the page on localhost.
 
-    ValueError if a directory does not exist or the port is taken.
+    Args:
+        directories: Runs, or folders of runs.
+        port: Default: 8765, or a free one if that is taken.
+
+    Raises:
+        ValueError: A directory does not exist, or the port is taken.
     """
     runs = WatchedRuns(directories)
 
@@ -121,8 +130,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Cache-Control", "no-store")
             self.end_headers()
             self.wfile.write(body)
-        except ConnectionError:  # the reader has gone
+        except ConnectionError:  # the browser closed the connection
             self.close_connection = True
 
     def log_message(self, format: str, *values: Any) -> None:
-        """Keep quiet: the page asks every two seconds."""
+        """Log nothing: the page asks every two seconds."""

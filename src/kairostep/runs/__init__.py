@@ -1,4 +1,4 @@
-"""What a run leaves on disk, written and read in one room; what brings data sets and networks is imported when used."""
+"""The files of a run, written and read in one place. Importing this package imports no data sets or networks."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file each, written whole or not at all, checked when read, without pickle."""
+"""Checkpoints: one safetensors file each, without pickle, written whole or not at all, verified when read."""
 
 import hashlib
 import json
@@ -17,16 +17,16 @@ from kairostep.files import sync_folder, whole_file
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be trusted, or cannot be used here."""
+    """A checkpoint is damaged or does not fit."""
 
 
 class Checkpoints:
-    """The checkpoints of one run: the last `keep` of them, the best and those of every so many steps are kept.
+    """The checkpoints of one run. It keeps the last ones, the best one and milestones.
 
     Args:
         directory: Holds `step-00001000.safetensors` and so on.
-        keep: How many of the last ones stay.
-        keep_every: Those of multiples of so many steps stay, too; 0: none.
+        keep: How many of the last checkpoints to keep.
+        keep_every: Also keep the checkpoints at multiples of this many steps; 0: none.
     """
 
     def __init__(self, directory: Path, keep: int, keep_every: int = 0) -> None:
@@ -41,7 +41,13 @@ class Checkpoints:
         return sorted(paths, key=lambda path: step_of(path) or 0)
 
     def save(self, step: int, state: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
-        """Write the state of a step; `facts` can be read without it, and `held_out` among them ranks checkpoints."""
+        """Write the state of a step, and remove checkpoints that need not be kept.
+
+        Args:
+            step: Names the file.
+            state: Tensors, numbers and text, nested in any way.
+            facts: Can be read without the state. The fact `held_out` ranks checkpoints, see `best`.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / f"step-{step:08d}.safetensors"
         write(path, state, facts)
@@ -49,21 +55,21 @@ class Checkpoints:
         return path
 
     def prune(self, latest: Path) -> None:
-        """Remove all but the checkpoints to keep, and what an interrupted save left behind."""
-        for pattern in (".step-*", ".tmp*"):  # safetensors first writes under a name of its own
+        """Remove the checkpoints that need not be kept, and what an interrupted save left behind."""
+        for pattern in (".step-*", ".tmp*"):  # safetensors has temporary names of its own
             for leftover in self.directory.glob(pattern):
                 if not leftover.is_dir():
                     leftover.unlink(missing_ok=True)
         paths = self.paths()
-        last = paths[: paths.index(latest) + 1][-self.keep :] if latest in paths else []  # later ones were not readable
+        last = paths[: paths.index(latest) + 1][-self.keep :] if latest in paths else []  # later ones are unreadable
         milestones = [path for path in paths if self.keep_every and (step_of(path) or 0) % self.keep_every == 0]
         kept = {*last, *milestones, self.best()}
         for path in paths:
             if path not in kept and not path.is_dir():
-                path.unlink(missing_ok=True)  # somebody else may have removed it
+                path.unlink(missing_ok=True)  # another process may have removed it
 
     def best(self) -> Path | None:
-        """Return the checkpoint with the lowest held-out loss, None if there was none."""
+        """Return the checkpoint with the lowest held-out loss, None if none has one."""
         ranked = []
         for path in self.paths():
             try:
@@ -76,13 +82,13 @@ class Checkpoints:
 
 
 def step_of(path: Path) -> int | None:
-    """Return the step of a checkpoint by its name, None for another file."""
+    """Return the step in a checkpoint's name, None for another file."""
     number = path.stem.removeprefix("step-")
     return int(number) if number.isdecimal() else None
 
 
 def write(path: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Write tensors, numbers and text, nested in any way: under a temporary name, to the disk itself, then renamed."""
+    """Write nested tensors, numbers and text: to a temporary file, which is synced to disk and renamed."""
     tensors: dict[str, Tensor] = {}
     skeleton = json.dumps(_take_tensors(state, "", tensors))
     header = {"state": skeleton, "facts": json.dumps(dict(facts))}
@@ -97,7 +103,7 @@ def write(path: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> Non
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the state that `write` wrote, on the CPU; a file that is damaged in any bit raises CheckpointError."""
+    """Return the state that `write` wrote, on the CPU. Raise CheckpointError if any bit of the file is damaged."""
     header = _header(path)
     try:
         with safe_open(path, framework="pt") as file:
@@ -111,7 +117,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """Return what was said about a checkpoint when it was written."""
+    """Return the facts that were written with a checkpoint."""
     try:
         facts: dict[str, Any] = json.loads(_header(path)["facts"])
     except (ValueError, RecursionError) as error:
@@ -140,7 +146,7 @@ def _header(path: Path) -> dict[str, str]:
 
 
 def digest(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
-    """Return a SHA-256 over names, types, shapes and bytes of all tensors, and the texts beside them."""
+    """Return a SHA-256 over the names, dtypes, shapes and bytes of all tensors, and over the header."""
     sha = hashlib.sha256(json.dumps(dict(header), sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -150,7 +156,7 @@ def digest(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
 
 
 def usual_mode() -> int:
-    """Return the mode of files that a process makes; safetensors makes them readable for their owner alone."""
+    """Return the usual mode of new files. safetensors makes files that only their owner can read."""
     mask = os.umask(0)
     os.umask(mask)
     return 0o666 & ~mask

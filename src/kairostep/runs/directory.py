@@ -1,4 +1,4 @@
-"""The run directory: an interface to people, reports and later runs."""
+"""The run directory: its config, its lock and where a result comes from."""
 
 import importlib.metadata
 import os
@@ -20,17 +20,17 @@ from kairostep.version import __version__
 
 try:
     import fcntl
-except ImportError:  # on Windows, where nothing keeps two runs apart
+except ImportError:  # on Windows, where a directory cannot be locked
     fcntl = None  # type: ignore[assignment]
 
 PACKAGES = ("torch", "diffusers", "accelerate", "safetensors", "numpy")
 
 
 def check(directory: Path, config: Config) -> None:
-    """Raise ValueError if a run is already there that was configured otherwise or shall not be resumed."""
+    """Raise ValueError if the directory holds a run with other settings, or a run that must not be resumed."""
     path = directory / "config.yaml"
     if path.exists():
-        changed = differences(fill_defaults(load(path)), config)  # an option that came later had its default then
+        changed = differences(fill_defaults(load(path)), config)  # options newer than the file get their default
         if changed:
             raise ValueError(
                 f"the run in {directory} was configured otherwise ({'; '.join(changed)}): "
@@ -41,8 +41,8 @@ def check(directory: Path, config: Config) -> None:
 
 
 def write_config(directory: Path, config: Config, device: torch.device, world_size: int) -> None:
-    """Write `config.yaml`: the settings, and what else a result depends on."""
-    kept = to_dict(replace(config, resume=True))  # or the command that goes on with this run would refuse to
+    """Write `config.yaml`: the settings and the provenance."""
+    kept = to_dict(replace(config, resume=True))  # so that `train --config` of this file continues the run
     text = yaml.safe_dump({**kept, "provenance": provenance(device, world_size)}, sort_keys=False)
     directory.mkdir(parents=True, exist_ok=True)
     with whole_file(directory / "config.yaml") as temporary:
@@ -50,7 +50,14 @@ def write_config(directory: Path, config: Config, device: torch.device, world_si
 
 
 class DirectoryLock:
-    """Makes the directory, and keeps other processes from writing there until released or until this one ends."""
+    """Creates a directory and locks it against other processes, until `release` or the end of this process.
+
+    Args:
+        directory: The directory to lock.
+
+    Raises:
+        ValueError: Another process holds the lock, or the directory cannot be written.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / ".lock"
@@ -58,7 +65,7 @@ class DirectoryLock:
         while self.file is None:
             file = self._open()
             try:
-                # Not flock, which forked workers would inherit and hold for seconds after this process was killed
+                # Not flock: forked workers inherit it and would hold it for seconds after this process is killed
                 if fcntl is not None:
                     fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError) as error:
@@ -70,7 +77,7 @@ class DirectoryLock:
             if self._is_at_path(file):
                 self.file = file
             else:
-                file.close()  # it was released and removed meanwhile: the next process would lock another file
+                file.close()  # another process removed this file meanwhile: lock the new one
 
     def _open(self) -> IO[str]:
         try:
@@ -86,17 +93,17 @@ class DirectoryLock:
             return False
 
     def release(self) -> None:
-        """Let others train there."""
+        """Unlock the directory."""
         if self.file is not None:
             if self._is_at_path(self.file):
-                self.path.unlink(missing_ok=True)  # while it is locked: who has it open already sees that it is gone
+                self.path.unlink(missing_ok=True)  # still locked: whoever opened it before sees that it is gone
             self.file.close()
             self.file = None
 
 
 @contextmanager
 def alone_in(directory: Path) -> Iterator[None]:
-    """Hold the lock of a directory for a block."""
+    """Lock a directory for a block."""
     lock = DirectoryLock(directory)
     try:
         yield
@@ -105,7 +112,7 @@ def alone_in(directory: Path) -> Iterator[None]:
 
 
 def provenance(device: torch.device, world_size: int) -> Mapping[str, Any]:
-    """Return what a result depends on besides its config: versions, device, commit of the code."""
+    """Return what a result depends on besides its config: versions, device, processes and commit."""
     versions = {name: _version(name) for name in PACKAGES} | {"torch": str(torch.__version__)}  # with its build
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
@@ -119,10 +126,10 @@ def provenance(device: torch.device, world_size: int) -> Mapping[str, Any]:
 
 
 def git_commit() -> str | None:
-    """Return the commit of the code that runs, `+` after it if files were changed, None outside a git checkout."""
+    """Return the commit of this code, followed by `+` if files were changed; None outside a git checkout."""
     source = Path(__file__).parent
     try:
-        _git(source, "ls-files", "--error-unmatch", "directory.py")  # fails where only the environment is in a checkout
+        _git(source, "ls-files", "--error-unmatch", "directory.py")  # fails if the checkout is not of this code
         commit = _git(source, "rev-parse", "HEAD")
         return f"{commit}+" if _git(source, "status", "--porcelain", "--untracked-files=no") else commit
     except (OSError, subprocess.SubprocessError):

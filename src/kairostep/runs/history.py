@@ -1,4 +1,4 @@
-"""Reads a run directory for reports in any state: running, empty, crashed, damaged, of an older version."""
+"""Reads a run directory for reports, in any state: running, empty, crashed, damaged or from an older version."""
 
 import time
 from collections.abc import Mapping
@@ -13,19 +13,19 @@ from kairostep.runs.evaluations import EVALUATIONS, read_evaluations, reason_of
 from kairostep.runs.metrics import Metrics, number
 from kairostep.version import __version__
 
-QUIET_SECONDS = 600  # a run that has written nothing for so long is taken for dead
-MAX_RANGES = 8  # of t, in which held-out losses are told apart
-MEASURED = ("fid", "kid", "precision", "recall")  # of images that are generated in training
+QUIET_SECONDS = 600  # without a write for this long, a run counts as dead
+MAX_RANGES = 8  # ranges of t with a held-out loss each
+MEASURED = ("fid", "kid", "precision", "recall")  # measured on generated images during training
 FILES = ("config.yaml", "metrics.jsonl", EVALUATIONS)
 
 
 @dataclass(frozen=True)
 class HeldOutPoint:
-    """The held-out losses at one step, and the cost until then."""
+    """The held-out losses at one step, and the cost up to it."""
 
     step: float
     seconds: float | None
-    evaluations: float | None  # of the network, probes included
+    evaluations: float | None  # of the network, including probes
     loss: float | None
     loss_error: float | None
     vlb: float | None
@@ -35,26 +35,26 @@ class HeldOutPoint:
 
 @dataclass(frozen=True)
 class RunHistory:
-    """All that a report shows of one run."""
+    """Everything that a report shows of one run."""
 
     directory: Path
     config: Mapping[str, Any]
     config_text: str
     metrics: Metrics  # thinned
     held_out: list[HeldOutPoint]
-    evaluations: list[dict[str, Any]]  # what was measured of images in training, then lines of evaluations.jsonl
-    grids: list[Path]  # in the order of steps
+    evaluations: list[dict[str, Any]]  # of images generated during training, then the lines of evaluations.jsonl
+    grids: list[Path]  # sorted by step
     state: str  # finished, running, stopped or empty
     state_text: str
     problems: list[str] = field(default_factory=list)
 
     @classmethod
     def read(cls, directory: Path) -> "RunHistory":
-        """Return the run with a description of its problems. It never raises, whatever a run left behind."""
+        """Return the run, with a description of its problems. Never raises, whatever the directory holds."""
         problems: list[str] = []
         config, text = _config(directory, problems)
         metrics = Metrics.read(directory / "metrics.jsonl")
-        evaluations = [*_measured(metrics), *read_evaluations(directory / EVALUATIONS, problems)]
+        evaluations = [*_image_measurements(metrics), *read_evaluations(directory / EVALUATIONS, problems)]
         state, state_text = _state(directory, config, metrics)
         held_out = _held_out(metrics)
         problems = [*problems, *metrics.problems, *_version_problems(config)]
@@ -68,18 +68,18 @@ class RunHistory:
         return seed if isinstance(seed, int | str) else None
 
     def part(self, name: str) -> str:
-        """Return the name of a part, such as the sampler, empty if unknown."""
+        """Return the name of a part, such as the sampler, or an empty string."""
         value = self.config.get(name)
         return str(value.get("name", "") if isinstance(value, Mapping) else value or "")
 
     def option(self, part: str, name: str) -> Any:
-        """Return an option of a part, None if it has none."""
+        """Return an option of a part, None if it is not set."""
         value = self.config.get(part)
         return value.get(name) if isinstance(value, Mapping) else None
 
     @cached_property
     def last(self) -> HeldOutPoint | None:
-        """The last held-out loss that is a number."""
+        """The last point with a held-out loss."""
         return next((point for point in reversed(self.held_out) if point.loss is not None), None)
 
     @cached_property
@@ -110,17 +110,17 @@ class RunHistory:
         return {cost: float(value) for cost, value in known.items() if value is not None}
 
     def spent(self, name: str) -> float | None:
-        """Return the last value of a count, such as `seconds`."""
+        """Return the last value of a series, such as `seconds`."""
         values = self.metrics.get(name).values
         return values[-1] if values else None
 
     def measured(self, what: str) -> dict[str, Any] | None:
-        """Return the latest evaluation of a kind."""
+        """Return the latest measurement of a kind, such as `fid`."""
         return next((line for line in reversed(self.evaluations) if line.get("what") == what), None)
 
 
 def fingerprint(directory: Path) -> tuple[Any, ...]:
-    """Return a value that changes whenever the run writes something."""
+    """Return a value that changes whenever the run writes something, or counts as dead."""
     paths = [*(directory / name for name in FILES), directory / ".lock", *_grids(directory)]
     return (*((str(path), *_stamp(path)) for path in paths), time.time() - _last_sign(directory) < QUIET_SECONDS)
 
@@ -185,13 +185,13 @@ def _held_out(metrics: Metrics) -> list[HeldOutPoint]:
 
 
 def _exact(metrics: Metrics, name: str) -> dict[float, float]:
-    """Return a series by its steps."""
+    """Return a series as a mapping from steps to values."""
     series = metrics.get(name)
     return dict(zip(series.steps, series.values, strict=True))
 
 
-def _measured(metrics: Metrics) -> list[dict[str, Any]]:
-    """Return what was measured of generated images in training, as lines of evaluations.jsonl, in order of steps."""
+def _image_measurements(metrics: Metrics) -> list[dict[str, Any]]:
+    """Return the image quality measured during training, as lines of evaluations.jsonl, sorted by step."""
     num, found = _exact(metrics, "generated/num"), []
     for what in MEASURED:
         errors = _exact(metrics, f"generated/{what}_error")
@@ -202,7 +202,7 @@ def _measured(metrics: Metrics) -> list[dict[str, Any]]:
 
 
 def evaluations_at(metrics: Metrics, step: float) -> float | None:
-    """Return the evaluations of the network up to a step, probes included."""
+    """Return the evaluations of the network up to a step, including probes."""
     spent = metrics.get("training_evaluations").at(step)
     return None if spent is None else spent + (metrics.get("probe_evaluations").at(step) or 0.0)
 
@@ -238,5 +238,5 @@ def _version_problems(config: Mapping[str, Any]) -> list[str]:
     if not config or version == __version__:
         return []
     if version is None:
-        return ["config.yaml names no version: it was cut short, or is none of `train`"]
+        return ["config.yaml names no version: it was cut short, or `train` did not write it"]
     return [f"written by kairostep {version}, this is {__version__}"]

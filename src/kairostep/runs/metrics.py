@@ -1,4 +1,4 @@
-"""Reads `metrics.jsonl` of any length and in any state, column by column."""
+"""Reads `metrics.jsonl` by columns, however long or damaged it is."""
 
 import json
 import math
@@ -11,28 +11,28 @@ from pathlib import Path
 from typing import Any
 
 from kairostep.bounded_files import Unreadable, line_chunks
-from kairostep.runs.thinning import kept_points, kept_rows
+from kairostep.runs.thinning import select_points, select_rows
 
-# What is read of a run at most: files can come from anybody
-MAX_BYTES = 500_000_000  # of metrics.jsonl, those of a million lines
-MAX_BRACKETS = 100  # of a line, so that it is not deep either: six are usual
+# Limits on what is read, since files can come from anybody
+MAX_BYTES = 500_000_000  # of metrics.jsonl, about a million lines
+MAX_BRACKETS = 100  # in a line, which also limits its depth; six are usual
 MAX_SERIES = 500  # names of numbers
 MAX_BINS = 1000  # of a histogram
-SHORT = 8  # lists up to here are numbers side by side, such as losses by quartile; longer ones are histograms
+SHORT = 8  # a list of at most this length is a number each, such as losses by quartile; a longer one is a histogram
 
 HISTOGRAMS = ("density", "weights")  # over t
-NUM_HISTOGRAMS = 120  # drawn over a training
+NUM_HISTOGRAMS = 120  # that a report draws of one training
 
 
 @dataclass
 class Series:
-    """A number over training."""
+    """A number over the steps of a training."""
 
     steps: "array[float]" = field(default_factory=lambda: array("d"))
     values: "array[float]" = field(default_factory=lambda: array("d"))
 
     def extend(self, steps: "array[float]", values: "array[float]") -> None:
-        """Add points. A point of an earlier step comes from a run that resumed there, and replaces what followed."""
+        """Add points. A point of an earlier step comes from a run that resumed there: it replaces all later points."""
         if rising(self.steps[-1:] + steps):
             self.steps += steps
             self.values += values
@@ -46,15 +46,15 @@ class Series:
 
     def thin(self) -> "Series":
         """Return the points to draw."""
-        kept = kept_points(self.values)
+        kept = select_points(self.values)
         return Series(array("d", (self.steps[i] for i in kept)), array("d", (self.values[i] for i in kept)))
 
     def at(self, step: float) -> float | None:
-        """Return the value at a step, interpolated, None outside."""
+        """Return the value at a step, interpolated linearly; None outside the steps."""
         steps, low, high = self.steps, 0, len(self.steps) - 1
         if not steps or not steps[0] <= step <= steps[-1]:
             return None
-        while low < high:  # the first point that is not before the step
+        while low < high:  # bisect for the first point at or after the step
             middle = (low + high) // 2
             low, high = (middle + 1, high) if steps[middle] < step else (low, middle)
         if steps[low] == step:
@@ -65,13 +65,13 @@ class Series:
 
 @dataclass
 class Histograms:
-    """A histogram over t, over training."""
+    """A histogram of t over the steps of a training."""
 
     steps: list[float] = field(default_factory=list)
     rows: list["array[float]"] = field(default_factory=list)
 
     def append(self, step: float, row: "array[float]") -> None:
-        """Add a histogram, as `Series` adds a point; one with another number of bins starts anew."""
+        """Add a histogram, as `Series` adds a point. If the number of bins changes, drop the earlier ones."""
         if self.rows and len(self.rows[-1]) != len(row):
             self.steps, self.rows = [], []
         while self.steps and self.steps[-1] >= step:
@@ -81,8 +81,8 @@ class Histograms:
         self.rows.append(row)
 
     def thin(self) -> "Histograms":
-        """Return those to draw."""
-        kept = kept_rows(self.rows, NUM_HISTOGRAMS)
+        """Return the histograms to draw."""
+        kept = select_rows(self.rows, NUM_HISTOGRAMS)
         return Histograms([self.steps[i] for i in kept], [self.rows[i] for i in kept])
 
 
@@ -99,7 +99,7 @@ def product(density: Histograms, weights: Histograms) -> Histograms:
 
 @dataclass
 class Metrics:
-    """What a run has measured: numbers by their names, nested ones joined by a slash, and histograms."""
+    """What a run measured: series by name, nested names joined by a slash, and histograms."""
 
     series: dict[str, Series] = field(default_factory=dict)
     histograms: dict[str, Histograms] = field(default_factory=dict)
@@ -108,11 +108,11 @@ class Metrics:
 
     @classmethod
     def read(cls, path: Path) -> "Metrics":
-        """Return the metrics; lines that cannot be read are left out and counted."""
+        """Return the metrics of a file. Unreadable lines are left out and counted in `problems`."""
         metrics, num_bad, torn = cls(), 0, False
         try:
             for texts in line_chunks(path, MAX_BYTES):
-                lines = _parsed_lines(texts)
+                lines = _parse_lines(texts)
                 good = [line for line in lines if line is not None and number(line.get("step")) is not None]
                 num_bad += sum(1 for text in texts if text.strip()) - len(good)
                 torn = not good or lines[-1] is not good[-1]
@@ -142,7 +142,7 @@ class Metrics:
                 self._add_numbers(name, steps, values)
 
     def thin(self) -> "Metrics":
-        """Return what is plotted, including the product of density and weights."""
+        """Return what reports plot, including the product of density and weights."""
         density, weights = (self.histograms.get(name, Histograms()) for name in HISTOGRAMS)
         drawn = {"density": density, "product": product(density, weights)}
         return Metrics(
@@ -175,7 +175,7 @@ class Metrics:
 
 
 def all_numbers(values: Sequence[Any]) -> bool:
-    """Whether all values are finite numbers (fast)."""
+    """Whether all values are finite numbers, faster than `number` of each."""
     try:
         return set(map(type, values)) <= {float, int} and all(map(math.isfinite, values))
     except OverflowError:  # an integer that no float can hold
@@ -187,7 +187,7 @@ def rising(values: "array[float]") -> bool:
     return all(map(operator.lt, values, values[1:]))
 
 
-def parsed(text: str) -> dict[str, Any] | None:
+def parse_line(text: str) -> dict[str, Any] | None:
     """Return the mapping in a line of JSON, or None if the line is torn or holds something else."""
     if _num_brackets(text) > MAX_BRACKETS:
         return None
@@ -208,17 +208,17 @@ def number(value: Any) -> float | None:
         return None
 
 
-def _parsed_lines(texts: Sequence[str]) -> list[dict[str, Any] | None]:
-    """Return the content of each line, None for lines that cannot be read. Parse all at once if possible."""
+def _parse_lines(texts: Sequence[str]) -> list[dict[str, Any] | None]:
+    """Return the content of each line, None for unreadable lines. Parses all lines at once if possible."""
     try:
         flat = max(map(_num_brackets, texts)) <= MAX_BRACKETS
         lines = json.loads(f"[{','.join(texts)}]") if flat else []
     except (ValueError, RecursionError):
         lines = []
-    if len(lines) == len(texts) and set(map(type, lines)) == {dict}:  # else one line at least is torn
+    if len(lines) == len(texts) and set(map(type, lines)) == {dict}:  # no line is torn
         whole: list[dict[str, Any] | None] = lines
         return whole
-    return [parsed(text) for text in texts]
+    return [parse_line(text) for text in texts]
 
 
 def _num_brackets(text: str) -> int:
@@ -226,7 +226,7 @@ def _num_brackets(text: str) -> int:
 
 
 def _columns(lines: Sequence[Mapping[str, Any]], prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """Yield names and their values in all lines, None where a line has none."""
+    """Yield each name with its values in all lines, None where a line lacks it."""
     for key in dict.fromkeys(chain.from_iterable(lines)):
         values = [line.get(key) for line in lines]
         kinds = set(map(type, values))

@@ -1,4 +1,4 @@
-"""What a run leaves behind for people and reports: `metrics.jsonl`, one line per event, and its trackers."""
+"""Writes `metrics.jsonl` of a run, one line per event, and feeds its trackers."""
 
 import json
 import logging
@@ -23,11 +23,11 @@ NUM_BINS = 100  # of t, as in a sampler's density
 
 
 class Recorder:
-    """Collects the losses of steps on the device and writes lines of metrics; only the first process writes.
+    """Collects the losses of steps on the device and writes lines of metrics. Only the first process writes.
 
     Args:
-        directory: Of the run.
-        track: Called with the numbers of each line and its step, for trackers.
+        directory: The run directory.
+        track: Called with the numbers of each line and its step. Default: no trackers.
     """
 
     def __init__(self, directory: Path, track: Callable[[dict[str, float], int], None] | None = None) -> None:
@@ -37,18 +37,19 @@ class Recorder:
         self.weights = torch.ones(NUM_BINS, dtype=torch.float64)  # mean weight of the draws in each bin of t
 
     def add(self, drawn: Timesteps, losses: Tensor) -> None:
-        """Remember the draws and losses (B,) of a step, without asking the device for them."""
+        """Keep the draws and losses (B,) of a step, without waiting for the device."""
         self.pending.append(torch.stack([drawn.t, losses, drawn.weight]))
 
     def latest_loss(self) -> float:
-        """Return the mean loss of the latest step on this rank, which waits for the device."""
+        """Return the mean loss of the latest step on this rank. This waits for the device."""
         _, losses, weight = self.pending[-1]
         return float((losses * weight).mean())
 
     def summary(self) -> dict[str, Any]:
-        """Return the means of the losses since the last summary, over all ranks, and forget them.
+        """Return mean losses over all ranks since the last summary, and start the next one.
 
-        `loss` is what was minimised; `loss_quartiles` are plain losses by quartile of t, None where nothing was drawn.
+        `loss` is the weighted loss, which was minimised. `loss_quartiles` are unweighted losses by quartile of t, NaN
+        for a quartile without draws.
         """
         t, losses, weight = torch.cat(list(self._gather().cpu().double()), dim=1)  # (3, N)
         self.pending = []
@@ -58,7 +59,7 @@ class Recorder:
         return {"loss": float((losses * weight).mean()), "loss_quartiles": [float(mean) for mean in means]}
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Append a line; numbers that are not finite become null."""
+        """Append a line. Numbers that are not finite become null."""
         if rank() != 0:
             return
         with self.path.open("a") as file:
@@ -67,7 +68,7 @@ class Recorder:
             self.track(_flat(line), line["step"])
 
     def resume(self, step: int) -> None:
-        """Forget lines after this step, and a torn last one: the run will write them again. Drop damaged ones."""
+        """Remove lines after this step, which the run will write again, and damaged lines."""
         if rank() != 0 or not self.path.exists():
             return
         try:
@@ -83,17 +84,17 @@ class Recorder:
             temporary.write_bytes(kept)
 
     def sync(self) -> None:
-        """Make the lines written so far last, before a checkpoint relies on them."""
+        """Flush the lines to disk, before a checkpoint relies on them."""
         if rank() == 0 and self.path.exists():
             with self.path.open("rb+") as file:
                 os.fsync(file.fileno())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the losses that no line has reported yet, of all ranks."""
+        """Return the losses of all ranks that no summary has reported yet."""
         return {"pending": self._gather() if self.pending else None, "weights": self.weights}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Take up this rank's losses of a state that `state_dict` returned."""
+        """Load this rank's losses from a state that `state_dict` returned."""
         self.pending = [] if state["pending"] is None else [state["pending"][rank()].to(device)]
         self.weights = state.get("weights", self.weights).cpu()  # older checkpoints have none
 
@@ -103,7 +104,7 @@ class Recorder:
 
 
 def mean_by_bin(t: Tensor, weight: Tensor, before: Tensor) -> Tensor:
-    """Return the mean weight of the draws (N,) in each equal bin of t, what it was before where nothing was drawn."""
+    """Return the mean weight of the draws (N,) in each equal bin of t. A bin without draws keeps its value `before`."""
     index = (t * NUM_BINS).long().clamp(max=NUM_BINS - 1)
     total, num = torch.zeros(2, NUM_BINS, dtype=weight.dtype).index_add(1, index, torch.stack([weight, weight**0]))
     return torch.where(num > 0, total / num.clamp(min=1), before)  # (NUM_BINS,)
@@ -129,7 +130,7 @@ def _flat(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def _step_of(line: bytes) -> float | None:
-    """Return the step of a line, None for one that was torn or damaged."""
+    """Return the step of a line, None if the line is damaged."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):

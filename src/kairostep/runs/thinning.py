@@ -6,8 +6,8 @@ from collections.abc import Sequence
 NUM_BUCKETS = 200
 
 
-def kept_points(values: "array[float]", num_buckets: int = NUM_BUCKETS) -> list[int]:
-    """Return which points of a series to draw: first and last, and the lowest and highest of each equal bucket."""
+def select_points(values: "array[float]", num_buckets: int = NUM_BUCKETS) -> list[int]:
+    """Return the indices of the points to draw: first, last, and the lowest and highest of each equal bucket."""
     n = len(values)
     if n <= 2 * num_buckets:
         return list(range(n))
@@ -19,8 +19,11 @@ def kept_points(values: "array[float]", num_buckets: int = NUM_BUCKETS) -> list[
     return sorted(kept)
 
 
-def kept_rows(rows: Sequence[Sequence[float]], num_rows: int) -> list[int]:
-    """Return which of many histograms to draw: first, last, of each equal bucket the farthest from the one before."""
+def select_rows(rows: Sequence[Sequence[float]], num_rows: int) -> list[int]:
+    """Return the indices of the histograms to draw: first, last, and one of each equal bucket.
+
+    Of each bucket, it is the histogram that differs most from the one selected before.
+    """
     n = len(rows)
     if n <= num_rows:
         return list(range(n))

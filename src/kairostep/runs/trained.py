@@ -1,4 +1,4 @@
-"""A model out of a run directory, without the data it was trained on."""
+"""Loads a trained model from a run directory, without its data."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ from kairostep.runs.checkpoint import CheckpointError, Checkpoints, read, read_d
 
 @dataclass(frozen=True)
 class Trained:
-    """A network in eval mode, without gradients, and what it was trained for."""
+    """A network in eval mode, without gradients, and the settings it was trained with."""
 
     config: Config
     process: Process
     prediction: Prediction
     objective: Objective
     model: nn.Module
-    shape: tuple[int, ...]  # of a sample: (C, H, W), of a latent where there is an autoencoder
-    num_classes: int  # that the model is told, 0 if none; the null class has this number
+    shape: tuple[int, ...]  # (C, H, W) of a sample, which is a latent if there is an autoencoder
+    num_classes: int  # that the model is conditioned on, 0 if none; the null class has this number
     to_pixels: Callable[[Tensor], Tensor]  # samples -> images (B, C, H, W) in [-1, 1]
-    clip: bool  # whether samples are pixels, which stay in [-1, 1]
+    clip: bool  # whether to clip samples to [-1, 1], as pixels are
     checkpoint: Path
     step: int
     weights: str  # "ema" or "model"
@@ -39,31 +39,35 @@ class Trained:
 
 def load_trained(
     run_directory: Path | str,
-    checkpoint: str | int = "last",  # or "best", or the number of a step
-    weights: str = "ema",  # or "model", the latest weights themselves
+    checkpoint: str | int = "last",
+    weights: str = "ema",
     device: torch.device | str = "cpu",
 ) -> Trained:
-    """Return the model of a checkpoint; ValueError says what a directory lacks."""
+    """Return the model of a checkpoint.
+
+    Args:
+        run_directory: A directory that `kairostep train` wrote.
+        checkpoint: "last", "best" or the number of a step.
+        weights: "ema" for the averaged weights, "model" for the latest.
+        device: Where to load the model.
+
+    Raises:
+        ValueError: The directory holds no such model; the message says what is missing.
+    """
     choice("weights", weights, ("ema", "model"))
     directory, device = Path(run_directory), torch.device(device)
-    if not (directory / "config.yaml").is_file():
-        raise ValueError(
-            f"a run directory must hold config.yaml, got {directory}: pass a directory that `kairostep train` wrote"
-        )
-    config, objective = make_objective(load(directory / "config.yaml"))
+    config, objective = make_objective(load(config_path(directory)))
     path = find_checkpoint(directory, checkpoint)
     state = read_state(path)
     shape, num_classes = tuple(state["sample"]["shape"]), int(state["sample"]["num_classes"])
     model = make_network(config, shape, num_classes)
     model.load_state_dict(state["trainer"]["ema"]["model"] if weights == "ema" else state["trainer"]["model"])
-    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
-    model.to(device, memory_format=layout)  # type: ignore[call-overload]
     return Trained(
         config,
         objective.process,
         objective.prediction,
         objective,
-        model.eval().requires_grad_(False),
+        freeze(model, device),
         shape,
         num_classes,
         decoder(config.autoencoder, device),
@@ -75,8 +79,25 @@ def load_trained(
     )
 
 
+def config_path(directory: Path) -> Path:
+    """Return the path of a run's config. Raise ValueError if the directory holds no run."""
+    path = directory / "config.yaml"
+    if not path.is_file():
+        raise ValueError(
+            f"a run directory must hold config.yaml, got {directory}: pass a directory that `kairostep train` wrote"
+        )
+    return path
+
+
+def freeze(model: nn.Module, device: torch.device) -> nn.Module:
+    """Return the model on the device, in eval mode and without gradients."""
+    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+    model.to(device, memory_format=layout)  # type: ignore[call-overload]
+    return model.eval().requires_grad_(False)
+
+
 def find_checkpoint(directory: Path, which: str | int) -> Path:
-    """Return the path of a run's last or best checkpoint, or of that of a step."""
+    """Return the path of a run's checkpoint: "last", "best" or the number of a step."""
     checkpoints = Checkpoints(directory / "checkpoints", keep=1)
     paths = {int(path.stem.removeprefix("step-")): path for path in checkpoints.paths()}
     steps = ", ".join(map(str, paths))
@@ -100,15 +121,15 @@ def find_checkpoint(directory: Path, which: str | int) -> Path:
 
 
 def find_checkpoints(directory: Path, which: str | int) -> list[str | int]:
-    """Return what to pass for each checkpoint that was asked for: the steps of `all` in order, else the one."""
+    """Return the steps of all checkpoints for "all", otherwise `which` alone."""
     if which != "all":
         return [which]
-    find_checkpoint(directory, "last")  # says what to do where there is none
+    find_checkpoint(directory, "last")  # raises if there is none
     return [step for path in Checkpoints(directory / "checkpoints", keep=1).paths() if (step := step_of(path))]
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Return the state of a checkpoint that says what its samples look like."""
+    """Return the state of a checkpoint. Raise ValueError if it lacks the shape of its samples."""
     try:
         state = read(path)
     except CheckpointError as error:
@@ -122,7 +143,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def decoder(autoencoder: str | None, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Return the function from samples to images: an autoencoder's, or one that changes nothing."""
+    """Return the function from samples to images: the autoencoder's, or the identity without one."""
     if autoencoder is None:
         return keep_pixels
     opened = open_autoencoder(autoencoder)
@@ -130,11 +151,11 @@ def decoder(autoencoder: str | None, device: torch.device) -> Callable[[Tensor],
 
 
 def keep_pixels(x0: Tensor) -> Tensor:
-    """Return samples that are images already."""
+    """Return the samples unchanged: they are images."""
     return x0
 
 
 @torch.no_grad()
 def decode(autoencoder: Any, model: nn.Module, x0: Tensor) -> Tensor:
-    """Return the images of latents."""
+    """Return the images that latents decode to."""
     return torch.as_tensor(autoencoder.decode(model, x0.to(torch.float32)))

@@ -109,20 +109,20 @@ class Adaptive(TimestepSampler):
         self.reading.check(floor, probing, unbiased=unbiased)
         self.uses_x0 = not isinstance(policy, ConstantBeta)
         self.policy, self.reward_weight = policy, reward_weight or torch.ones_like
-        self.num_steps, self.probing = count("num_steps", num_steps, at_least=2), probing
+        self.num_steps, self.probing = count("num_steps", num_steps, at_least=2, at_most=10**7, example=1000), probing
         self.entropy = nonnegative("entropy", entropy)
-        self.floor = self.reading.floor(None if floor is None else below_one("floor", floor), unbiased=unbiased)
+        floor = None if floor is None else below_one("floor", floor, example=0.1)
+        self.floor = self.reading.floor(floor, unbiased=unbiased)
         self.set_model(model)
         self.as_published, self.unbiased, self.time_probes = as_published, unbiased, False
         self.standardised = probing.standardised and self.reading.standardised
         self.steps, self.probe_seconds = StepCount(seed), 0.0
         self.draws = Draws(seed, stratified=self.reading.stratifies(stratified, probing.credit))
-        sweep = self.reading.sweep(probing.sweep, num_steps)
-        sizes = (num_steps, sweep, probing.queue_size, probing.num_selected)
+        sizes = (num_steps, self.reading.sweep(probing.sweep, num_steps), probing.queue_size, probing.num_selected)
         self.queue = DropQueue(*sizes, rule=probing.rule, min_rows=self.reading.min_rows)
         check_reward_weight(self.reward_weight, self.queue.step_t)
         self.reading.prepare(policy, self.queue)
-        learning_rate = nonnegative("learning_rate", learning_rate)
+        learning_rate = nonnegative("learning_rate", learning_rate, example=2e-4)
         self.optimizer = PolicyOptimizer(policy, learning_rate, per_input=self.reading.rates_per_input)
         self.register_records()
 

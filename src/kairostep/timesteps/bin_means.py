@@ -25,8 +25,9 @@ class BinMeans(nn.Module):
 
     def __init__(self, num_bins: int, decay: float, power: int = 1) -> None:
         super().__init__()
-        self.decay, self.power = below_one("decay", decay), power
-        self.register_buffer("total", torch.zeros(count("num_bins", num_bins), dtype=torch.float32))
+        self.decay, self.power = below_one("decay", decay, example=0.99), power
+        count("num_bins", num_bins, at_most=10**6, example=20)
+        self.register_buffer("total", torch.zeros(num_bins, dtype=torch.float32))
         self.register_buffer("weight", torch.zeros(num_bins, dtype=torch.float32))
         self.register_buffer("num_seen", torch.zeros(num_bins + 1, dtype=torch.int64))
 

@@ -37,7 +37,7 @@ class Curriculum(TimestepSampler):
     def __init__(self, first: TimestepSampler, then: TimestepSampler, *, start: int, end: int, seed: int = 0) -> None:
         super().__init__()
         count("start", start, at_least=0)
-        count("end", end, at_least=start)
+        count("end", end, at_least=start, example=10_000)
         for sampler in (first, then):
             if not isinstance(sampler, TimestepSampler):
                 raise ValueError(
@@ -63,7 +63,7 @@ class Curriculum(TimestepSampler):
         """Return a curriculum, over optimizer steps, of two samplers by name, with their default options."""
         made = [make_standalone(f"sampler.{key}", name, experiment) for key, name in (("first", first), ("then", then))]
         count("sampler.start", start, at_least=0)
-        count("sampler.end", end, at_least=start)
+        count("sampler.end", end, at_least=start, example=10_000)
         num = experiment.accumulate  # draws per step
         return cls(*made, start=start * num, end=end * num, seed=experiment.seed)
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kairostep.checks import count
 from kairostep.timesteps.draws import Draws
 from kairostep.timesteps.histogram import ABOVE_ZERO, BELOW_ONE, rebin
 from kairostep.timesteps.sampler import Timesteps, TimestepSampler
@@ -26,6 +27,7 @@ class DrawTable(nn.Module):
 
     def __init__(self, num_bins: int, beta: float) -> None:
         super().__init__()
+        count("num_bins", num_bins, at_most=10**6, example=20)
         self.beta = beta
         self.register_buffer("rows", torch.zeros(4, num_bins, dtype=torch.float32))
         self.set(self.rows.new_ones(num_bins))

@@ -59,15 +59,15 @@ class GradientVariance(TableSampler):
         stratified: bool = True,
         seed: int = 0,
     ) -> None:
-        super().__init__(count("num_bins", num_bins), beta=float(unbiased), stratified=stratified, seed=seed)
+        super().__init__(num_bins, beta=float(unbiased), stratified=stratified, seed=seed)
         trained = [p for p in parameters if p.requires_grad]
         self.parameters_of_model = Borrowed(trained)
         if not trained:
             raise ValueError("parameters must hold at least one that requires a gradient: pass model.parameters()")
-        self.num_bins = count("num_bins", num_bins)
-        self.every = count("every", every)
+        self.num_bins = num_bins
+        self.every = count("every", every, example=40)
         self.rows_per_gradient = count("rows_per_gradient", rows_per_gradient)
-        self.decay = below_one("decay", decay)
+        self.decay = below_one("decay", decay, example=0.99)
         self.floor = max(share("floor", floor), UNBIASED_FLOOR if unbiased else 0.0)
         self.unbiased = unbiased
         self.register_buffer("variance", torch.zeros(num_bins, dtype=torch.float32))

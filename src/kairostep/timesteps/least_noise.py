@@ -78,12 +78,12 @@ class LeastNoise(TableSampler):
         stratified: bool = True,
         seed: int = 0,
     ) -> None:
-        super().__init__(count("num_bins", num_bins), beta=1.0, stratified=stratified, seed=seed)
+        super().__init__(num_bins, beta=1.0, stratified=stratified, seed=seed)
         self.optimizer = Borrowed(optimizer)
         self.floor = positive_share("floor", floor)
         self.loss_weight = None if loss_weight is None else function("loss_weight", loss_weight, "objective.weight")
         self.rows_per_probe = count("rows_per_probe", rows_per_probe)
-        self.warmup = count("warmup", warmup, at_least=0)
+        self.warmup = count("warmup", warmup, at_least=0, example=100)
         self.refresh = count("refresh", refresh)
         self.gate = share("gate", gate)
         self.squares = BinMeans(num_bins, decay, power=2)

@@ -50,8 +50,8 @@ class LossSecondMoment(TableSampler):
         stratified: bool = True,
         seed: int = 0,
     ) -> None:
-        super().__init__(count("num_bins", num_bins), beta=1.0, stratified=stratified, seed=seed)
-        self.history = count("history", history)
+        super().__init__(num_bins, beta=1.0, stratified=stratified, seed=seed)
+        self.history = count("history", history, at_most=10**5, example=10)
         self.floor = positive_share("floor", floor)
         self.register_buffer("losses", torch.zeros(num_bins, history, dtype=torch.float32))
         self.register_buffer("num_seen", torch.zeros(num_bins, dtype=torch.int64))
@@ -151,9 +151,11 @@ class InfoNoise(TableSampler):
         stratified: bool = True,
         seed: int = 0,
     ) -> None:
-        num_bins = min(count("num_bins", num_bins, at_least=2), getattr(process, "num_steps", num_bins))
+        num_bins = min(
+            count("num_bins", num_bins, at_least=2, at_most=10**6, example=20), getattr(process, "num_steps", num_bins)
+        )
         super().__init__(num_bins, beta=float(unbiased), stratified=stratified, seed=seed)
-        self.warmup = count("warmup", warmup)
+        self.warmup = count("warmup", warmup, example=100)
         self.refresh = count("refresh", refresh)
         self.onset = positive_share("onset", onset)
         self.gate_power = positive("gate_power", gate_power)

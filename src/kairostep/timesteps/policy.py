@@ -200,8 +200,8 @@ class BetaPolicy(nn.Module):
         if not isinstance(shape, tuple) or not 1 <= len(shape) <= 4 or min(shape) < 1:
             fix = "pass x0.shape[1:]" if shape else "use ConstantBeta(), or make x0 (B,) of shape (B, 1) by x0[:, None]"
             raise ValueError(f"shape must be (D,), (C, L), (C, H, W) or (C, D, H, W), got {tuple(shape)}: {fix}")
-        count("hidden", hidden)
-        count("depth", depth)
+        count("hidden", hidden, at_most=2**16, example=128)
+        count("depth", depth, at_most=10**3, example=12)
         with isolated_randomness(torch.device("cpu"), seed):
             return cls(tuple(shape), hidden, depth, bounded=bounded)
 

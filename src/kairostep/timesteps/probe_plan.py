@@ -54,12 +54,13 @@ class Probing:
 
     def __post_init__(self) -> None:
         """Check every option."""
-        count("num_selected", self.num_selected)
-        count("queue_size", self.queue_size, at_least=3)
-        count("every", self.every)
-        for name, value in (("sweep_x0", self.sweep_x0), ("reward_rows", self.reward_rows)):
-            if value is not None:
-                count(name, value)
+        count("num_selected", self.num_selected, at_most=10**5)
+        count("queue_size", self.queue_size, at_least=3, at_most=10**5, example=20)
+        count("every", self.every, example=40)
+        if self.sweep_x0 is not None:
+            count("sweep_x0", self.sweep_x0, at_most=10**6)
+        if self.reward_rows is not None:
+            count("reward_rows", self.reward_rows, at_most=10**6, example=64)
         choice("credit", self.credit, ("sample", "batch"))
 
 

@@ -39,7 +39,7 @@ class Timesteps:
 
     def index(self, num_steps: int) -> Tensor:
         """Return the steps 0..num_steps-1 of a discrete process, 0 the least noisy: (B,) int64."""
-        count("num_steps", num_steps)
+        count("num_steps", num_steps, at_most=10**7, example=1000)
         return bin_index(self.t, num_steps)
 
 

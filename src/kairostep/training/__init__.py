@@ -1,4 +1,4 @@
-"""Training: a step, and a whole run around it; what brings accelerate and diffusers is imported when it is used."""
+"""Training: one step, and the whole run around it. Importing this package does not import accelerate or diffusers."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""From an experiment to what trains it."""
+"""Builds the accelerator, trainer and batches of an experiment."""
 
 import os
 import warnings
@@ -15,19 +15,19 @@ from kairostep.training.cuda_graphs import ReplayedTrainer
 from kairostep.training.step_mode import StepMode, choose_step_mode, compile_network
 from kairostep.training.trainer import Trainer, learning_rate_schedule
 
-WAIT_FOR_LATENTS = timedelta(hours=24)  # while the first process encodes, the others wait
+WAIT_FOR_LATENTS = timedelta(hours=24)  # how long other processes wait while the first one encodes
 
 
 def make_accelerator(config: Config) -> Accelerator:
-    """Return an accelerator for the precision, trackers and determinism of the config."""
+    """Return an accelerator with the config's precision, trackers and determinism."""
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
     torch.use_deterministic_algorithms(config.deterministic)
     torch.backends.cudnn.benchmark = not config.deterministic
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Tried adding logger|.*no supported trackers")  # refused below
+        warnings.filterwarnings("ignore", message="Tried adding logger|.*no supported trackers")  # an error below
         accelerator = Accelerator(
-            cpu=not torch.accelerator.is_available(),  # else accelerate sees one process where torchrun started several
+            cpu=not torch.accelerator.is_available(),  # without this, accelerate ignores torchrun's other processes
             mixed_precision="no" if config.precision == "fp32" else config.precision,
             log_with=list(config.trackers) or None,
             project_dir=Path(config.output or ".") / "trackers",
@@ -38,7 +38,7 @@ def make_accelerator(config: Config) -> Accelerator:
 
 
 def check_trackers(names: tuple[str, ...], accelerator: Accelerator) -> None:
-    """Raise ValueError for a tracker that accelerate left out because it is not installed."""
+    """Raise ValueError if a tracker is not installed: accelerate drops it silently."""
     found = {str(LoggerType(tracker)) for tracker in accelerator.log_with}
     for name in names:
         if name not in found and name != "all":
@@ -46,7 +46,7 @@ def check_trackers(names: tuple[str, ...], accelerator: Accelerator) -> None:
 
 
 def step_mode_of(config: Config, accelerator: Accelerator) -> StepMode:
-    """Return how the steps of a config are executed on this machine."""
+    """Return how this machine executes the steps of a config."""
     return choose_step_mode(config.speed, config.steps * config.batch_size, accelerator)
 
 
@@ -55,8 +55,8 @@ def make_trainer(experiment: Experiment, accelerator: Accelerator, step_mode: St
 
     Args:
         experiment: What to train.
-        accelerator: Where and in which precision.
-        step_mode: How steps are executed, by default `step_mode_of` the experiment's config.
+        accelerator: The device, the processes and the precision.
+        step_mode: How to execute steps. Default: `step_mode_of` the experiment's config.
     """
     config = experiment.config
     optimizer_class = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
@@ -89,7 +89,7 @@ def make_trainer(experiment: Experiment, accelerator: Accelerator, step_mode: St
 
 
 def make_batches(experiment: Experiment, accelerator: Accelerator) -> Batches:
-    """Return the batches of an experiment, `accumulate` of which make an optimizer step."""
+    """Return the batches of an experiment. One optimizer step takes `accumulate` of them."""
     config, num_processes = experiment.config, accelerator.num_processes
     if config.batch_size % (config.accumulate * num_processes):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A trainer whose steps are recorded as CUDA graphs and replayed: one launch where an eager step has thousands."""
+"""A trainer that records its steps as CUDA graphs and replays them: one launch where an eager step has thousands."""
 
 import logging
 from collections.abc import Callable, Hashable, Iterator
@@ -14,36 +14,36 @@ from kairostep.data import Batch
 from kairostep.timesteps import Timesteps
 from kairostep.training.trainer import SeenBatch, Trainer
 
-NUM_EAGER = 3  # calls before recording: libraries choose their kernels and gradients get their place
-MAX_RECORDINGS = 4  # shapes of which each has a recording; others are computed eagerly
+NUM_EAGER = 3  # eager calls before recording, in which libraries choose kernels and gradients are allocated
+MAX_RECORDINGS = 4  # one for each shape of inputs; further shapes run eagerly
 
 log = logging.getLogger("kairostep")
 
 Values = tuple[Any, ...]
-"""Tensors, None, and plain values, which are part of the computation."""
+"""Tensors, None and plain values. A plain value is a constant of the recording."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A graph, what it reads and what it writes."""
+    """A CUDA graph, with the tensors that it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
     inputs: Values
     outputs: Values
 
     def replay(self, inputs: Values) -> Values:
-        """Return what is computed from these inputs."""
+        """Copy the inputs in, run the graph and return its outputs."""
         for own, given in zip(self.inputs, inputs, strict=True):
             if isinstance(own, Tensor):
                 own.copy_(given)
         self.graph.replay()
-        return clone_tensors(self.outputs)  # the next replay writes over them
+        return clone_tensors(self.outputs)  # the next replay overwrites them
 
 
 class Graphs:
-    """What the graphs of one training share: memory, a stream, and the fate of a failed recording.
+    """The memory pool and stream that all graphs of one trainer share.
 
-    The stream is one for all eager calls: what is freed on a stream is kept for that stream alone.
+    Eager calls use the same stream: torch only reuses freed memory on the stream that freed it.
     """
 
     everywhere: ClassVar["WeakSet[Graphs]"] = WeakSet()
@@ -56,15 +56,15 @@ class Graphs:
         self.everywhere.add(self)
 
     def wrap(self, name: str, compute: Callable[..., Values]) -> "Replayed":
-        """Return a computation that is recorded and replayed when it is called."""
+        """Return a callable that computes the same, and records and replays it."""
         self.all.append(Replayed(name, compute, self))
         return self.all[-1]
 
     @contextmanager
     def recording(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-        """Record a block; if that fails, leave the device as if it had not been tried, but for memory that torch keeps.
+        """Record a block. After a failure, restore the streams and generators; torch keeps the memory it took.
 
-        Other threads may go on meanwhile: that of a data loader pins memory.
+        The capture is thread-local, since the thread of a data loader may pin memory at the same time.
         """
         random, random_here = torch.get_rng_state(), torch.cuda.get_rng_state(self.index)
         current = torch.cuda.current_stream(self.index)
@@ -73,18 +73,18 @@ class Graphs:
             with torch.cuda.device(self.index), torch.cuda.graph(graph, self.pool, **options):
                 yield
         except RuntimeError:
-            torch.cuda.set_stream(current)  # a failure to end leaves the other
+            torch.cuda.set_stream(current)  # torch leaves the capture stream current if the capture cannot end
             self._recover()
             torch.set_rng_state(random)
             torch.cuda.set_rng_state(random_here, self.index)
             raise
 
     def _recover(self) -> None:
-        """Make the device fit for computing after a failure; what was recorded on it before has to be once more."""
-        with suppress(RuntimeError):  # torch has done so itself; left undone, no cached memory is given back
+        """Make the device usable after a failed recording. This drops all recordings made on it."""
+        with suppress(RuntimeError):  # raised if torch has ended it; if nobody does, torch frees no cached memory
             end_allocation(self.index, self.pool)
         for graphs in [graphs for graphs in self.everywhere if graphs.index == self.index]:
-            graphs.pool = torch.cuda.graph_pool_handle()  # one whose graphs are gone cannot be taken again
+            graphs.pool = torch.cuda.graph_pool_handle()  # a pool cannot be reused once its graphs are gone
             for replayed in graphs.all:
                 replayed.recordings.clear()
         # After a failed capture the generator still believes it is capturing: give it a fresh state
@@ -92,10 +92,11 @@ class Graphs:
 
 
 class Replayed:
-    """Calls `compute`, after a few calls by replaying a CUDA graph of it; each shape of inputs has a graph of its own.
+    """Calls `compute`. After a few calls it replays a CUDA graph instead, one graph for each shape of inputs.
 
-    Random numbers come from the generators as they are seeded before each call. What `compute` writes to has to stay
-    where it is: gradients are zeroed, not dropped. A computation that cannot be recorded goes on without, and says so.
+    A replay draws from the global generators as they are seeded before the call. Tensors that `compute` writes to must
+    keep their address, so gradients are zeroed, not dropped. If `compute` cannot be recorded, it runs eagerly and a
+    warning says why.
     """
 
     def __init__(self, name: str, compute: Callable[..., Values], graphs: Graphs) -> None:
@@ -105,7 +106,7 @@ class Replayed:
         self.can_record = True
 
     def __call__(self, *inputs: Any) -> Values:
-        """Return what `compute` returns, its tensors copied."""
+        """Return what `compute` returns. A replay returns copies of the tensors."""
         key = tuple(recording_key(value) for value in inputs)
         if key not in self.recordings and self._worth_recording(key):
             self._record(key, inputs)
@@ -142,29 +143,29 @@ class Replayed:
 
 
 def end_allocation(device: int, pool: tuple[int, int]) -> None:
-    """Take memory from this pool no longer; torch before 2.12 does not do so where a recording fails."""
+    """Stop allocating from this pool. torch before 2.12 does not do so after a failed recording."""
     end = getattr(torch._C, "_cuda_endAllocateToPool", None)
     end = end or torch._C._cuda_endAllocateCurrentStreamToPool  # type: ignore[attr-defined]  # before torch 2.8
     end(device, pool)
 
 
 def fresh_generator_state(device: int) -> torch.Generator:
-    """Return the state of a random generator that has taken part in no recording."""
+    """Return the state of a random generator that took part in no recording."""
     return torch.Generator(torch.device("cuda", device)).graphsafe_get_state()
 
 
 def recording_key(value: Any) -> Hashable:
-    """Return what a recording depends on: of a tensor its shape and type, of anything else its value."""
+    """Return what a recording depends on: a tensor's shape and dtype, or a plain value itself."""
     return (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value
 
 
 def clone_tensors(values: Values) -> Values:
-    """Return copies of the tensors among these."""
+    """Return the values, each tensor copied."""
     return tuple(value.clone() if isinstance(value, Tensor) else value for value in values)
 
 
 class ReplayedUpdate:
-    """Calls `update`, which steps a fused optimizer, as `Replayed` does; learning rates may change between calls."""
+    """Records and replays `update`, which steps a fused optimizer. Learning rates may change between calls."""
 
     def __init__(self, update: Callable[[], None], optimizer: torch.optim.Optimizer, graphs: Graphs) -> None:
         self.update, self.optimizer = update, optimizer
@@ -173,13 +174,13 @@ class ReplayedUpdate:
         self.replayed = graphs.wrap("the optimizer's step", self._compute)
 
     def __call__(self) -> None:
-        """Take a step at the learning rates that the optimizer has now."""
+        """Take a step with the optimizer's present learning rates."""
         for rate, group in zip(self.rates, self.optimizer.param_groups, strict=True):
             rate.fill_(group["lr"])
         self.replayed()
 
     def _compute(self) -> Values:
-        """Step with the rates on the device, as they are when a graph is replayed, then put back the host's."""
+        """Step with learning rates in device tensors, which a graph reads at each replay. Then restore the floats."""
         groups, capturing = self.optimizer.param_groups, torch.cuda.is_current_stream_capturing()
         settings = [{"lr": group["lr"], "capturable": group["capturable"]} for group in groups]
         for rate, group in zip(self.rates, groups, strict=True):
@@ -193,14 +194,17 @@ class ReplayedUpdate:
 
 
 class ReplayedTrainer(Trainer):
-    """A trainer on one process with a GPU that replays its backward pass, update and probes as CUDA graphs."""
+    """A trainer for one process with a GPU. It replays backward pass, update and probes as CUDA graphs.
+
+    It takes the arguments of `Trainer`.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.record_anew()
 
     def record_anew(self) -> None:
-        """Forget all recordings, for instance because tensors that they write to have moved."""
+        """Drop all recordings, for instance because tensors that they write to have moved."""
         graphs = Graphs(self.accelerator.device)
         self.replayed_backward = graphs.wrap("the gradient", self._compute_backward)
         self.replayed_losses = graphs.wrap("a probe", self._compute_losses)
@@ -211,9 +215,9 @@ class ReplayedTrainer(Trainer):
             self.replayed_update = ReplayedUpdate(super().update, self.optimizer, graphs)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a state that `state_dict` returned, on any device."""
+        """Load a state that `state_dict` returned, from any device."""
         super().load_state_dict(state)
-        self.record_anew()  # the optimizer has its moments in another place
+        self.record_anew()  # the optimizer's moments have moved
 
     def backward(self, batch: Batch, num_batches: int = 1) -> SeenBatch:
         """Draw timesteps and backpropagate one micro-batch, scaled by 1/num_batches."""
@@ -225,12 +229,12 @@ class ReplayedTrainer(Trainer):
         self.replayed_update()
 
     def zero_gradients(self) -> None:
-        """Zero the gradients where they are: recordings add to them there."""
+        """Zero the gradients in place: recordings add to the same tensors."""
         self.optimizer.zero_grad(set_to_none=False)
 
     def losses_at(self, batch: Batch, rows: Tensor, t: Tensor) -> Tensor:
         """Return the losses (N,) of these rows (N,) of a batch at the times t (N,)."""
-        if torch.is_grad_enabled():  # a replay has no graph to differentiate
+        if torch.is_grad_enabled():  # autograd cannot differentiate a replay
             return super().losses_at(batch, rows, t)
         losses: Tensor = self.replayed_losses(batch.x0, batch.labels, rows, t, self.network.training)[0]
         return losses
@@ -240,5 +244,5 @@ class ReplayedTrainer(Trainer):
         return seen.batch.x0, seen.batch.labels, seen.drawn.t, seen.drawn.weight, seen.losses
 
     def _compute_losses(self, x0: Tensor, labels: Tensor | None, rows: Tensor, t: Tensor, training: bool) -> Values:
-        """Return the losses of a probe; each mode of the network, `training` or not, has a recording of its own."""
+        """Return the losses of a probe. `training` is an argument so that train and eval mode have a recording each."""
         return (super().losses_at(Batch(x0, labels), rows, t),)

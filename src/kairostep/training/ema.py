@@ -1,4 +1,4 @@
-"""An average of the weights over training, which generates better images than the latest weights."""
+"""A moving average of the weights. It generates better images than the latest weights."""
 
 from copy import deepcopy
 from typing import Any
@@ -8,7 +8,12 @@ from torch import Tensor, nn
 
 
 class EMA:
-    """Exponential moving average with decay min(decay, (1 + n) / (10 + n)) after n updates."""
+    """Exponential moving average with decay min(decay, (1 + n) / (10 + n)) after n updates.
+
+    Args:
+        model: The network whose weights to average.
+        decay: The decay of a long training.
+    """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.model = deepcopy(model).eval().requires_grad_(False)
@@ -19,18 +24,18 @@ class EMA:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move the average toward the model's present weights."""
+        """Move the average towards the model's present weights."""
         decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates))
         self.num_updates += 1
         torch._foreach_lerp_(self.averaged, self.current, 1 - decay)
-        for own, current in self.buffers:  # running statistics and counts: the latest
+        for own, current in self.buffers:  # running statistics and counts are copied, not averaged
             own.copy_(current)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the averaged weights and how many they average."""
+        """Return the averaged weights and the number of updates."""
         return {"num_updates": self.num_updates, "model": self.model.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a state that `state_dict` returned."""
+        """Load a state that `state_dict` returned."""
         self.num_updates = state["num_updates"]
         self.model.load_state_dict(state["model"])

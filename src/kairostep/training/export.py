@@ -1,4 +1,4 @@
-"""A trained model in the form that diffusers loads."""
+"""Writes a trained model as diffusers loads it."""
 
 import shutil
 from pathlib import Path
@@ -18,17 +18,20 @@ from kairostep.runs.checkpoint import usual_mode
 
 
 def export(experiment: Experiment, model: nn.Module, directory: Path) -> str:
-    """Write the model and what it needs, replacing an earlier export whole, and return the code that loads it."""
+    """Write the model, its scheduler and its autoencoder, and return the code that loads them.
+
+    An earlier export is replaced whole, or not at all.
+    """
     temporary = directory.with_name(f".{directory.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     parts = parts_of(experiment, model)
     if fits_ddpm_pipeline(experiment, parts):
         DDPMPipeline(**parts).save_pretrained(temporary)
-        code = loading(DDPMPipeline, directory)
+        code = loading_code(DDPMPipeline, directory)
     else:
         for name, part in parts.items():
             save_part(part, temporary / name)
-        code = "; ".join(loading(type(part), directory / name) for name, part in parts.items())
+        code = "; ".join(loading_code(type(part), directory / name) for name, part in parts.items())
     for path in temporary.rglob("*.safetensors"):
         path.chmod(usual_mode())
     shutil.rmtree(directory, ignore_errors=True)
@@ -37,7 +40,7 @@ def export(experiment: Experiment, model: nn.Module, directory: Path) -> str:
 
 
 def save_part(part: Any, folder: Path) -> None:
-    """Write a part as diffusers does, or the weights of a network that is none of its models."""
+    """Write a part as diffusers does, or only the weights if it is no diffusers model."""
     if hasattr(part, "save_pretrained"):
         part.save_pretrained(folder)
     else:
@@ -45,10 +48,10 @@ def save_part(part: Any, folder: Path) -> None:
         save_model(part, str(folder / "model.safetensors"))
 
 
-def loading(kind: type, folder: Path) -> str:
+def loading_code(kind: type, folder: Path) -> str:
     """Return the code that loads an object of this class from a folder."""
     if not hasattr(kind, "from_pretrained"):
-        return f'from kairostep.training import load_trained; load_trained("{folder.parent.parent}").model'
+        return f'from kairostep.runs import load_trained; load_trained("{folder.parent.parent}").model'
     package = {"diffusers": "diffusers", "kairostep": "kairostep.networks"}.get(
         kind.__module__.partition(".")[0], kind.__module__
     )
@@ -56,9 +59,9 @@ def loading(kind: type, folder: Path) -> str:
 
 
 def parts_of(experiment: Experiment, model: nn.Module) -> dict[str, Any]:
-    """Return network, scheduler and autoencoder under the names of their folders.
+    """Return network, scheduler and autoencoder, by the names of their folders.
 
-    No scheduler of diffusers reads, for instance, a velocity under a discrete process: then there is none.
+    The scheduler is left out if diffusers has none for this prediction, such as velocity under a discrete process.
     """
     parts: dict[str, Any] = {"unet" if isinstance(model, UNet2DModel) else "transformer": model}
     native = native_prediction(experiment.process, experiment.prediction)
@@ -70,7 +73,7 @@ def parts_of(experiment: Experiment, model: nn.Module) -> dict[str, Any]:
 
 
 def fits_ddpm_pipeline(experiment: Experiment, parts: dict[str, Any]) -> bool:
-    """Whether diffusers' pipeline for unconditional U-Nets on pixels generates as this experiment does."""
+    """Whether diffusers' DDPM pipeline, for unconditional U-Nets on pixels, generates as this experiment does."""
     process = experiment.process
     if isinstance(process, EDMProcess) or (isinstance(process, FlowProcess) and process.time_scale != 1000):
         return False

@@ -1,4 +1,4 @@
-"""How good the images of a model are while it trains: FID, KID, precision and recall of so many."""
+"""Measures FID, KID, precision and recall of a model's images while it trains."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +22,14 @@ from kairostep.runs import Trained
 
 @dataclass(frozen=True)
 class ImageQuality:
-    """A network that describes images, and what it makes of the data."""
+    """A feature network and the feature statistics of the data.
+
+    Args:
+        network: Turns images into features.
+        reference: Feature statistics of the training set.
+        device: Where to generate.
+        batch_size: Images to generate at once.
+    """
 
     network: FeatureNetwork
     reference: FeatureStatistics
@@ -31,9 +38,10 @@ class ImageQuality:
 
     @classmethod
     def open(cls, experiment: Experiment, device: torch.device, batch_size: int) -> Self:
-        """Return what the settings name; statistics of the data are computed now, or found in the cache.
+        """Return the network that the config names, with the statistics of the data, computed now or cached.
 
-        ValueError without a network.
+        Raises:
+            ValueError: No feature network is installed.
         """
         config, images = experiment.config, images_of(experiment, device)
         network = open_network(config, images.shape, device)
@@ -42,7 +50,7 @@ class ImageQuality:
 
     @torch.no_grad()
     def measure(self, experiment: Experiment, model: nn.Module) -> dict[str, float]:
-        """Return the measurements and, as `fid_error` and so on, their standard errors; they are of `num` images."""
+        """Return `fid`, `kid` and so on, their standard errors as `fid_error` and so on, and `num`, the image count."""
         generated = feature_statistics(self.network, self._images(experiment, model), device=self.device)
         found = measure_images(generated, self.reference)
         values = {measurement.what: measurement.estimate.value for measurement in found}
@@ -69,7 +77,7 @@ def images_of(experiment: Experiment, device: torch.device) -> Dataset:
 
 
 def open_network(config: Config, shape: tuple[int, ...], device: torch.device) -> FeatureNetwork:
-    """Return the network that the settings name, or the installed Inception; ValueError without one."""
+    """Return the network that the config names, or the installed Inception. Raise ValueError if there is none."""
     if config.features is not None:
         return load_features(config.features, shape, device=device)
     pin = {} if config.inception_sha256 is None else {"sha256": config.inception_sha256}
@@ -81,7 +89,7 @@ def open_network(config: Config, shape: tuple[int, ...], device: torch.device) -
 
 
 def as_trained(experiment: Experiment, model: nn.Module) -> Trained:
-    """Return a model in training as one to generate with; it has no checkpoint."""
+    """Return a model in training in the form that generation takes. It has no checkpoint."""
     return Trained(
         experiment.config,
         experiment.process,

@@ -1,4 +1,4 @@
-"""Leaving in good order when asked to."""
+"""Stops a training in good order on SIGINT, SIGTERM or SIGHUP."""
 
 import signal
 import sys
@@ -11,7 +11,7 @@ import torch
 from kairostep.ranks import sum_over_ranks, world_size
 from kairostep.stopping import repeats, stopping_signals
 
-SECONDS_BETWEEN = 2.0  # agreements of several processes on whether to stop, each of which waits for the device
+SECONDS_BETWEEN = 2.0  # between agreements of several processes; each agreement waits for the device
 
 
 class Interruption:
@@ -38,7 +38,7 @@ class Interruption:
             signal.signal(number, self.before[self.signal])  # type: ignore[arg-type]
 
     def agreed(self, step: int) -> bool:
-        """Whether any process was signalled; all of them give the same answer at the same step."""
+        """Whether any process got a signal. All processes give the same answer at the same step."""
         if world_size() == 1:
             return self.signal is not None
         if step < self.next_agreement:
@@ -50,12 +50,12 @@ class Interruption:
         ).tolist()
         self.last = step, now
         wanted = max(1, min(100, int(SECONDS_BETWEEN * world_size() / max(total, 1e-6))))
-        self.interval = min(wanted, 2 * self.interval)  # the first steps say little about the others
+        self.interval = min(wanted, 2 * self.interval)  # grow slowly: the first steps are not typical
         self.next_agreement = step + self.interval
         return bool(signalled > 0)
 
     def leave(self, message: str, *, speak: bool) -> NoReturn:
-        """End the process with the exit code of its signal."""
+        """End the process with the exit code of its signal; print the message first if `speak`."""
         if speak:
             print(message, file=sys.stderr, flush=True)
         raise SystemExit(128 + (self.signal or signal.SIGTERM))

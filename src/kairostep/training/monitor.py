@@ -1,4 +1,4 @@
-"""Measures a run while it trains: held-out loss and samples."""
+"""Measures a run while it trains: held-out loss, image quality and sample grids."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -15,11 +15,17 @@ from kairostep.progress_meter import ProgressMeter
 from kairostep.training.image_quality import ImageQuality
 
 NUM_GRID_IMAGES = 64
-SAMPLE_SEED = 1  # of the noise of grids and of the held-out loss, the same in all runs so that they pair
+SAMPLE_SEED = 1  # of the noise of grids and of the held-out loss; all runs share it, so that they can be paired
 
 
 class Monitor:
-    """Measures and draws with the averaged weights, in batches of the size that a process trains on."""
+    """Measures the averaged weights, in batches of the size that one process trains on.
+
+    Args:
+        experiment: What is trained.
+        model: The averaged weights.
+        accelerator: The device, the processes and the precision.
+    """
 
     def __init__(self, experiment: Experiment, model: nn.Module, accelerator: Accelerator) -> None:
         self.experiment, self.model, self.accelerator = experiment, model, accelerator
@@ -48,12 +54,12 @@ class Monitor:
         return asdict(result)
 
     def measure_images(self) -> dict[str, float]:
-        """Return FID, KID, precision and recall of images from the same noise at every step and in every run."""
+        """Return FID, KID, precision and recall. The noise is the same at every step and in every run."""
         assert self.images is not None
         return self.images.measure(self.experiment, self.model)
 
     def save_samples(self, path: Path) -> None:
-        """Write a grid of samples, from the same noise at every step and in every run."""
+        """Write a grid of samples. The noise is the same at every step and in every run."""
         experiment, device = self.experiment, self.accelerator.device
         generator = torch.Generator().manual_seed(SAMPLE_SEED)
         noise = torch.randn(NUM_GRID_IMAGES, *experiment.dataset.shape, generator=generator).to(device)

@@ -1,4 +1,4 @@
-"""Mixed precision within a network's forward, so that networks of the same structure are compiled once."""
+"""Mixed precision inside a network's forward, so that networks of the same structure share compiled code."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -14,10 +14,11 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def prepare_model(model: nn.Module, accelerator: Accelerator) -> nn.Module:
-    """Return what accelerate makes of a model, its autocast replaced by one that compiled code can share.
+    """Prepare a model with accelerate, and replace its autocast by one that compiled code can share.
 
-    Accelerate's is an object of each model. Compiled code would be bound to it: every training in a process would
-    compile anew, until after eight times torch gives up compiling. A model prepared before is left as it is.
+    Accelerate makes an autocast object for each model. Compiled code would be bound to that object, so every training
+    in a process would compile again, and torch stops compiling after eight times. A model that is already prepared is
+    returned unchanged.
     """
     if getattr(model, "_is_accelerate_prepared", False):  # accelerate's own mark
         return model
@@ -33,7 +34,7 @@ def prepare_model(model: nn.Module, accelerator: Accelerator) -> nn.Module:
 def under_autocast(
     forward: Callable[..., Any], device_type: str, dtype: torch.dtype, options: dict[str, Any]
 ) -> Callable[..., Any]:
-    """Return a forward that computes in a lower precision, and returns float32."""
+    """Return a forward that computes in lower precision and returns float32."""
 
     @wraps(forward)
     def lower_precision(*args: Any, **cond: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a run tells people while it trains: a bar on a terminal, lines elsewhere, and how long all of it will take."""
+"""Shows the progress of a run: a bar on a terminal, lines elsewhere, and the time left."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -9,15 +9,22 @@ from kairostep.experiments.settings import AUTO
 from kairostep.progress_meter import ProgressMeter, duration
 from kairostep.training.stopwatch import Stopwatch
 
-FIRST_STEPS = 2  # of a run that are slower than the others
-ESTIMATE_AFTER = 2.0  # seconds of the steps after them
-LONG_ON_CPU = 1800.0  # seconds
-NOISE_FROM = 100  # steps after which a sampler's noise ratio is worth telling
-NOISE_SETTLED = 0.02  # difference of two noise ratios that agree
+FIRST_STEPS = 2  # of a run; they are slower than the others
+ESTIMATE_AFTER = 2.0  # seconds of the steps after the first
+LONG_ON_CPU = 1800.0  # seconds left from which on a GPU is suggested
+NOISE_FROM = 100  # steps before a sampler's noise ratio is shown
+NOISE_SETTLED = 0.02  # two noise ratios agree if they differ by less
 
 
 class TrainingProgress:
-    """Without a terminal there is a line at every log step, and one at least every minute."""
+    """The bar or lines of one run. Without a terminal: a line at every log step, and at least one a minute.
+
+    Args:
+        config: Of the run.
+        clock: Counts the seconds of training.
+        start: The step that the run starts or resumes at.
+        shown: Whether to print; only the first process does.
+    """
 
     def __init__(self, config: Config, clock: Stopwatch, start: int, *, shown: bool) -> None:
         self.config, self.clock, self.start, self.step = config, clock, start, start
@@ -33,7 +40,7 @@ class TrainingProgress:
         self.meter.close()
 
     def advance(self, loss: Callable[[], float]) -> None:
-        """Count a step; `loss` is asked for that of the latest one if a line is due."""
+        """Count a step. `loss` returns the latest loss and is only called if a line is due."""
         self.step += 1
         self.meter.advance()
         if self.step - self.start == FIRST_STEPS:
@@ -44,8 +51,8 @@ class TrainingProgress:
         if self.meter.due and not self._last and self.step % self.config.log_every:
             self.meter.tell(f"{self._place}: loss {loss():.5f}{self._pace}")
 
-    def measured(self, line: Mapping[str, Any], *, always: bool) -> None:
-        """Tell what was measured at a step: on the bar, or in a line where there is none and if it is `always` told."""
+    def show(self, line: Mapping[str, Any], *, always: bool) -> None:
+        """Show the metrics of a step: on the bar, or as a line if there is no bar or if `always`."""
         self._tell_noise(line.get("sampler", {}))
         if always or (self.meter.plain and "loss" in line):
             held_out = f"held-out loss {line['held_out']['loss']:.5f}" if "held_out" in line else ""
@@ -57,7 +64,7 @@ class TrainingProgress:
             self.meter.bar.set_postfix_str(f"loss {line['loss']:.4f}, {self._images_per_second:.3g} images/s")
 
     def _tell_noise(self, diagnostics: Mapping[str, float]) -> None:
-        """Say once what gradient noise the draws save, when two records in a row agree on it."""
+        """Print the sampler's noise ratio once, as soon as two records in a row agree."""
         ratio, before = diagnostics.get("noise_ratio"), self.noise_ratio
         if ratio is None or self.noise_is_told or self.step < NOISE_FROM:
             return
@@ -66,8 +73,8 @@ class TrainingProgress:
             self.noise_is_told = True
             self.meter.tell(describe_noise(self.config.sampler.name, diagnostics))
 
-    def finishing(self, places: str) -> None:
-        """Say what is written once all steps are taken."""
+    def announce_finish(self, places: str) -> None:
+        """Print that all steps are taken and what is written now."""
         self.meter.tell(f"all {self.config.steps} steps taken: writing {places}")
 
     def _estimate(self) -> None:
@@ -75,7 +82,7 @@ class TrainingProgress:
             return
         if self.meter.seconds_each * (self.step - self.start - FIRST_STEPS) < ESTIMATE_AFTER:
             return
-        self.clock.synchronize()  # what was measured so far may still be under way
+        self.clock.synchronize()  # a GPU may still be busy with the steps counted so far
         self.estimated = True
         left, device = self.meter.seconds_left, self.clock.device.type
         told = f"about {duration(left)} for the {self.config.steps - self.step} steps to come, on this {device}"
@@ -101,7 +108,7 @@ class TrainingProgress:
 
 
 def describe_noise(name: str, diagnostics: Mapping[str, float]) -> str:
-    """Return what a sampler's draws save, in a sentence, from its `noise_ratio`, `equivalent_batch` and `gate`."""
+    """Return one sentence on a sampler's gradient noise, from its `noise_ratio`, `equivalent_batch` and `gate`."""
     if not diagnostics.get("gate", 1):
         return f"{name}: off, since the loss is nearly flat in t: draws are uniform"
     ratio, batch = diagnostics["noise_ratio"], diagnostics["equivalent_batch"]
@@ -109,11 +116,11 @@ def describe_noise(name: str, diagnostics: Mapping[str, float]) -> str:
 
 
 def notes_on(asked: Config, experiment: Experiment) -> list[str]:
-    """Return what a person should know before a run, each with the setting that changes it.
+    """Return what the user should know before a run, each note with the setting that changes it.
 
     Args:
-        asked: The config as it was given, before defaults were filled in.
-        experiment: What was built of it.
+        asked: The config that was passed, before defaults were filled in.
+        experiment: The experiment that was built from it.
     """
     config, notes = experiment.config, list[str]()
     if asked.label_dropout == AUTO and experiment.num_classes:

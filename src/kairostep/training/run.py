@@ -1,4 +1,4 @@
-"""A whole run: from a config to a directory with metrics, samples, checkpoints and a model."""
+"""A whole run: takes a config and writes a directory with metrics, samples, checkpoints and a model."""
 
 import itertools
 import logging
@@ -32,9 +32,13 @@ log = logging.getLogger("kairostep")
 
 
 class Run:
-    """One experiment in its directory: `Run(config).train()` starts it, or goes on where it was stopped.
+    """One experiment in its directory. `Run(config).train()` starts it, or resumes it.
 
-    What is wrong with the config, the data or the directory raises ValueError here, before anything is trained.
+    Args:
+        config: The experiment; `config.output` names the directory.
+
+    Raises:
+        ValueError: The config, the data or the directory is wrong. Nothing has been trained then.
     """
 
     def __init__(self, config: Config) -> None:
@@ -42,9 +46,9 @@ class Run:
             raise ValueError("output must name the run directory, got none: pass --output=runs/NAME")
         self.began, self.directory = time.monotonic(), Path(config.output)
         self.accelerator = make_accelerator(config)
-        with self.accelerator.main_process_first():  # the first encodes latents, the others find them in the cache
+        with self.accelerator.main_process_first():  # it encodes latents; the others find them in the cache
             self.experiment = build(config, self.accelerator.device)
-        self.asked, self.config = config, self.experiment.config  # as it was given, and with every default filled in
+        self.asked, self.config = config, self.experiment.config  # as passed, and with all defaults filled in
         self.data = self.experiment.dataset.fingerprint()
         check(self.directory, self.config)
         self.step_mode = step_mode_of(self.config, self.accelerator)
@@ -68,14 +72,13 @@ class Run:
 
     @property
     def description(self) -> str:
-        """What this run does, in three lines."""
+        """Three lines on what this run does."""
         config, step = self.config, self.trainer.step_number
         num_parameters = sum(p.numel() for p in self.trainer.network.parameters()) / 1e6
         parts = (config.process.name, config.prediction, config.weighting.name, config.sampler.name)
-        going_on = (
-            f"going on from step {step} to {config.steps}" if step < config.steps else f"{step} steps taken before"
-        )
-        start = going_on if step else f"{config.steps} steps"
+        resumed = f"going on from step {step} to {config.steps}"
+        before = resumed if step < config.steps else f"{step} steps taken before"
+        start = before if step else f"{config.steps} steps"
         held_out = f", {len(self.monitor.held_out[0])} held out" if self.monitor.held_out else ", none held out"
         classes = f", {self.experiment.num_classes} classes" if self.experiment.num_classes else ""
         return (
@@ -88,11 +91,11 @@ class Run:
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know before this run goes on, each with the setting that changes it."""
+        """What the user should know before this run trains, each note with the setting that changes it."""
         return [] if self.finished else notes_on(self.asked, self.experiment)
 
     def train(self) -> None:
-        """Train to the last step; SIGINT, SIGTERM and SIGHUP save a checkpoint first and end in `SystemExit`."""
+        """Train to the last step. SIGINT, SIGTERM and SIGHUP save a checkpoint and raise `SystemExit`."""
         start, trackers = self.trainer.step_number, self.config.trackers
         try:
             if trackers:
@@ -114,11 +117,11 @@ class Run:
         ):
             self.clock.start()
             while not self.finished:
-                # One step, exactly as a hand-written loop would take it
+                # Take one step, exactly as a hand-written loop would
                 step = self.trainer.step(list(itertools.islice(batches, config.accumulate)))
                 self.recorder.add(step.drawn, step.losses)
                 progress.advance(self.recorder.latest_loss)
-                # What is due: a line of metrics, samples, a checkpoint
+                # Write what is due: a line of metrics, samples, a checkpoint
                 line = self._measure(progress)
                 if line:
                     with self._writing():
@@ -127,10 +130,10 @@ class Run:
                     self._save_samples()
                 stop = interruption.agreed(self.trainer.step_number)
                 if self.finished:
-                    progress.finishing(f"a checkpoint, the model and samples to {self.directory}")
+                    progress.announce_finish(f"a checkpoint, the model and samples to {self.directory}")
                 if self._due(config.checkpoint_every) or self._due(config.keep_every) or stop:
                     self._save(line.get("held_out"))
-                # A signal: leave
+                # Leave after a signal
                 if stop and not self.finished:
                     stopped = f"stopped at step {self.trainer.step_number} of {config.steps}, saved; {self.go_on}"
                     interruption.leave(stopped, speak=on_main)
@@ -141,7 +144,7 @@ class Run:
 
     @property
     def go_on(self) -> str:
-        """How to continue this run, in words."""
+        """The command that continues this run, in words."""
         num_processes = self.accelerator.num_processes
         launch = f"accelerate launch --multi_gpu --num_processes {num_processes} -m " if num_processes > 1 else ""
         return f"go on with: {launch}kairostep train --config {shlex.quote(str(self.directory / 'config.yaml'))}"
@@ -152,7 +155,7 @@ class Run:
         return self.finished or (every > 0 and self.trainer.step_number % every == 0)
 
     def _measure(self, progress: TrainingProgress) -> dict[str, Any]:
-        """Return what is due: losses and the sampler's state, its density, held-out loss, quality of images."""
+        """Return the metrics that are due: losses and diagnostics, density, held-out loss, image quality."""
         line: dict[str, Any] = {}
         config, on_main = self.config, self.accelerator.is_main_process
         if self._due(config.log_every):
@@ -160,19 +163,19 @@ class Run:
         if self._due(config.density_every):
             line |= self._distribution()
         every = (config.evaluate_every, config.checkpoint_every, config.keep_every)
-        examined = on_main and any(map(self._due, every))
-        if examined and self.monitor.held_out is not None:
+        evaluates = on_main and any(map(self._due, every))
+        if evaluates and self.monitor.held_out is not None:
             with self.clock.paused():
                 line["held_out"] = self.monitor.evaluate()
         if on_main and config.fid_every and self._due(config.fid_every):
             with self.clock.paused():
                 line["generated"] = self.monitor.measure_images()
         if on_main:
-            progress.measured(line, always=examined or "generated" in line)
+            progress.show(line, always=evaluates or "generated" in line)
         return line
 
     def _distribution(self) -> dict[str, list[float]]:
-        """Return where the draws go, and what each counts for: the sampler's weight, of late, times the loss's."""
+        """Return the density of the draws over t, and their recent mean weight times the weight of the loss."""
         density = self.trainer.sampler.density()
         middle = (torch.arange(len(density)) + 0.5) / len(density)
         return {
@@ -247,14 +250,14 @@ class Run:
             self.trainer.load_state_dict(state["trainer"])
             self.recorder.load_state_dict(state["recorder"], self.accelerator.device)
             self.clock = Stopwatch(self.accelerator.device, state["seconds"])
-        self.accelerator.wait_for_everyone()  # all have checked what is there before it is written anew
+        self.accelerator.wait_for_everyone()  # all processes have read the directory before the first one writes
         if self.accelerator.is_main_process:
             self.recorder.resume(self.trainer.step_number)
-            config = replace(self.config, steps=max(self.config.steps, self.trainer.step_number))  # those it has taken
+            config = replace(self.config, steps=max(self.config.steps, self.trainer.step_number))  # or those taken
             write_config(self.directory, config, self.accelerator.device, self.accelerator.num_processes)
 
     def _last_state(self) -> dict[str, Any] | None:
-        """Return the newest state that can be read; damaged ones are named and passed over."""
+        """Return the newest readable state, None if there is none. Warn about damaged ones."""
         paths = self.checkpoints.paths()
         for path in reversed(paths):
             try:
@@ -274,7 +277,7 @@ class Run:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn a full disk and its like into an error that says what is left."""
+        """Turn a failed write, such as a full disk, into an error that names the last good checkpoint."""
         try:
             yield
         except (OSError, SafetensorError) as error:
@@ -284,7 +287,7 @@ class Run:
             ) from error
 
     def _finish(self) -> None:
-        """Write the model and the final samples, once all steps have been taken: the samples say that all is there."""
+        """Write the model, then the final samples. The samples come last: if they exist, so does the model."""
         if not self.accelerator.is_main_process:
             return
         with self._writing():

@@ -1,9 +1,9 @@
-"""Why a run cannot go on."""
+"""Errors that stop a run."""
 
 
 class RunError(RuntimeError):
-    """A run that cannot go on; the message says what is left and what to do."""
+    """A run cannot continue. The message says what was saved and what to do."""
 
 
 class Diverged(RunError):
-    """A run whose loss or weights are no longer finite: it would get there again."""
+    """Loss or weights are no longer finite. A retry would diverge again."""

@@ -1,4 +1,4 @@
-"""How steps are run: one by one (plain), replayed as CUDA graphs (graph), of a compiled network (compile)."""
+"""How steps are executed: eagerly (plain), replayed as CUDA graphs (graph), with a compiled network (compile)."""
 
 import os
 import shutil
@@ -10,21 +10,27 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils._triton import has_triton
 
-COMPILE_FROM = 1_280_000  # images on one device: about where compiled U-Nets have made up for the minutes of compiling
-MAX_COMPILED = 64  # networks in a process that do not share their code; torch's limit of 8 counts those gone, too
+COMPILE_FROM = 1_280_000  # images on one device from which on compiling a U-Net, which takes minutes, pays
+MAX_COMPILED = 64  # compiled networks in a process; torch's limit of 8 also counts networks that are gone
 
 
 @dataclass(frozen=True, slots=True)
 class StepMode:
-    """A way of running steps, and why it was taken."""
+    """A way to execute steps, and why it was chosen."""
 
     mode: str  # plain, graph or compile
     why: str
-    replays: bool  # CUDA graphs
+    replays: bool  # whether steps are replayed as CUDA graphs
 
 
 def choose_step_mode(asked: str, num_images: int, accelerator: Accelerator) -> StepMode:
-    """Return how to train on so many images, as asked or, for "auto", the fastest that is possible and pays."""
+    """Return how to execute steps.
+
+    Args:
+        asked: plain, graph, compile, or auto: the fastest mode that works here and pays.
+        num_images: Images of the whole training, over all processes.
+        accelerator: The device and the processes.
+    """
     num_processes, device = accelerator.num_processes, accelerator.device.type
     can_replay, can_compile = device == "cuda" and num_processes == 1, device == "cuda" and has_compiler()
     if asked == "graph" and not can_replay:
@@ -54,10 +60,10 @@ def has_compiler() -> bool:
 
 
 def compile_network(model: nn.Module) -> None:
-    """Compile a network where it is, for each shape anew; what cannot be compiled runs as it is, and torch says so."""
+    """Compile a network in place, once for each shape. Parts that torch cannot compile run eagerly, with a warning."""
     settings = torch._dynamo.config
     settings.suppress_errors = True
-    settings.cache_size_limit = max(settings.cache_size_limit, MAX_COMPILED)  # which torch now calls recompile_limit
+    settings.cache_size_limit = max(settings.cache_size_limit, MAX_COMPILED)  # newer torch calls it recompile_limit
     of_diffusers = "Dynamo detected a call to a `functools.lru_cache`-wrapped function at 'upsampling.py"
-    warnings.filterwarnings("ignore", of_diffusers, UserWarning)  # it asks for torch's version there
+    warnings.filterwarnings("ignore", of_diffusers, UserWarning)  # diffusers asks for torch's version there
     model.compile(dynamic=False)

@@ -1,4 +1,4 @@
-"""Time spent training, apart from time spent looking at it."""
+"""Counts the seconds of training, without those of evaluating and saving."""
 
 import time
 from collections.abc import Iterator
@@ -8,10 +8,11 @@ import torch
 
 
 class Stopwatch:
-    """Counts seconds while it runs; on a GPU, once its work is done.
+    """Counts seconds while it runs. On a GPU it waits for queued work before it reads the time.
 
     Args:
-        seconds_before: Seconds that earlier parts of the same run took.
+        device: Whose work is timed.
+        seconds_before: Seconds that the run had trained before it was resumed.
     """
 
     def __init__(self, device: torch.device, seconds_before: float = 0.0) -> None:
@@ -19,7 +20,7 @@ class Stopwatch:
         self.started: float | None = None
 
     def start(self) -> None:
-        """Run."""
+        """Start counting."""
         self.started = time.perf_counter()
 
     def seconds(self) -> float:
@@ -30,13 +31,13 @@ class Stopwatch:
         return self.seconds_before + time.perf_counter() - self.started
 
     def synchronize(self) -> None:
-        """Wait until a GPU has done its work."""
+        """Wait until the GPU has finished its queued work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stand still for a block."""
+        """Do not count the seconds of this block."""
         was_running = self.started is not None
         self.seconds_before, self.started = self.seconds(), None
         try:

@@ -23,7 +23,7 @@ from kairostep.training.precision import prepare_model
 
 @dataclass(frozen=True, slots=True)
 class SeenBatch:
-    """A batch as it was trained on: with pairs its rows are other ones than those it was read with."""
+    """A batch as it was trained on. With antithetic pairs, its rows differ from those that were read."""
 
     batch: Batch
     drawn: Timesteps
@@ -32,10 +32,10 @@ class SeenBatch:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The draws and the losses of all batches of a step, before their weights."""
+    """The draws and losses of all batches of a step."""
 
     drawn: Timesteps
-    losses: Tensor  # (B,)
+    losses: Tensor  # (B,) before their weights
 
 
 class Trainer:
@@ -45,9 +45,22 @@ class Trainer:
         for batch in batches.from_step(0):
             trainer.step([batch])
 
-    A step is a function of (seed, rank, step number), weights and batch: random numbers are seeded at its start.
-    The model may be compiled in place, by `model.compile()`. `cuda_graphs.ReplayedTrainer` replays `backward`, `update`
-    and `losses_at` as CUDA graphs.
+    A step is a function of seed, rank, step number, weights and batch: random numbers are seeded at its start. You may
+    compile the model in place, by `model.compile()`. `cuda_graphs.ReplayedTrainer` replays `backward`, `update` and
+    `losses_at` as CUDA graphs.
+
+    Args:
+        model: The network, called as the objective calls it. It is moved to the accelerator's device.
+        objective: Loss of the model at given timesteps.
+        sampler: Draws the timesteps and learns from their losses.
+        optimizer: Of the model's parameters.
+        accelerator: Device, processes and precision. Default: `Accelerator()`, on the CPU if there is no GPU.
+        learning_rate: Learning rate of each step number. Default: the optimizer's own.
+        max_grad_norm: Clip gradients to this norm. Default: do not clip.
+        ema_decay: Decay of the averaged weights.
+        pairs: Train antithetic pairs of rows at low noise.
+        channels_last: Memory layout; faster for compiled networks, slower for others.
+        seed: Of all random numbers.
     """
 
     def __init__(
@@ -57,12 +70,12 @@ class Trainer:
         sampler: TimestepSampler,
         optimizer: torch.optim.Optimizer,
         *,
-        accelerator: Accelerator | None = None,  # Accelerator()
-        learning_rate: Callable[[int], float] | None = None,  # of the step number; None leaves the optimizer's own
+        accelerator: Accelerator | None = None,
+        learning_rate: Callable[[int], float] | None = None,
         max_grad_norm: float | None = None,
         ema_decay: float = 0.9999,
-        pairs: bool = False,  # antithetic pairs of rows at low noise
-        channels_last: bool = False,  # faster once compiled, slower before: docs/performance.md
+        pairs: bool = False,
+        channels_last: bool = False,
         seed: int = 0,
     ) -> None:
         self.accelerator = accelerator or Accelerator(cpu=not torch.accelerator.is_available())  # as `make_accelerator`
@@ -71,9 +84,9 @@ class Trainer:
         device = self.accelerator.device
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         model.to(device, memory_format=self.memory_format)  # type: ignore[call-overload]
-        self.ema = EMA(model, ema_decay)  # before the model's forward has a precision of its own
+        self.ema = EMA(model, ema_decay)  # before `prepare_model` wraps the forward in autocast
         self.model, self.optimizer = prepare_model(model, self.accelerator), optimizer
-        self.scaler = self.accelerator.scaler or torch.amp.GradScaler(enabled=False)  # of fp16, else without effect
+        self.scaler = self.accelerator.scaler or torch.amp.GradScaler(enabled=False)  # only fp16 scales
         self.network = self.accelerator.unwrap_model(self.model)  # without DDP: ranks may probe unequally often
         self.sampler = sampler.to(device)
         self.sampler.set_optimizer(optimizer)
@@ -84,7 +97,7 @@ class Trainer:
     def step(self, batches: Sequence[Batch]) -> Step:
         """Take one optimizer step on the mean loss of these batches.
 
-        The sampler learns from the losses of all of them; one that asks for other losses measures the last.
+        The sampler learns from the losses of all batches. If it probes further losses, it probes the last batch.
         """
         seed_step(self.accelerator.device, self.seed, self.accelerator.process_index, self.step_number)
 
@@ -111,7 +124,7 @@ class Trainer:
     def backward(self, batch: Batch, num_batches: int = 1) -> SeenBatch:
         """Draw timesteps and backpropagate one micro-batch, scaled by 1/num_batches."""
         x0, labels, noise = batch.x0, batch.labels, None
-        with torch.no_grad():  # the step shows the sampler its losses: no draw is to be counted as unshown
+        with torch.no_grad():  # the sampler does not count these draws as unobserved: `step` shows it their losses
             drawn = self.sampler.sample(x0)
         if self.pairs:
             pairs = antithetic_pairs(self.objective.process, x0, drawn)
@@ -132,16 +145,16 @@ class Trainer:
         self.zero_gradients()
 
     def zero_gradients(self) -> None:
-        """Drop the gradients of the step."""
+        """Drop the gradients."""
         self.optimizer.zero_grad()
 
     def losses_at(self, batch: Batch, rows: Tensor, t: Tensor) -> Tensor:
         """Return the losses (N,) of these rows (N,) of a batch at the times t (N,)."""
         cond = class_condition(batch.labels, rows)
-        return self.objective(self.network.forward, batch.x0[rows], t, **cond)  # not compiled: shapes of its own
+        return self.objective(self.network.forward, batch.x0[rows], t, **cond)  # `forward`: not compiled for N rows
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that decides the steps to come; random numbers are a function of seed and step number."""
+        """Return all that later steps depend on. Random numbers follow from seed and step number."""
         return {
             "step": self.step_number,
             "model": self.network.state_dict(),
@@ -152,7 +165,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a state that `state_dict` returned, on any device."""
+        """Load a state that `state_dict` returned, from any device."""
         self.step_number = state["step"]
         self.network.load_state_dict(state["model"])
         self.ema.load_state_dict(state["ema"])
@@ -163,7 +176,7 @@ class Trainer:
 
 
 def merge_batches(seen: Sequence[SeenBatch]) -> Step:
-    """Return the draws and losses of one or several batches as those of one step."""
+    """Return the draws and losses of all batches as one step."""
     if len(seen) == 1:
         return Step(seen[0].drawn, seen[0].losses)
     t, weight = torch.cat([part.drawn.t for part in seen]), torch.cat([part.drawn.weight for part in seen])
@@ -171,7 +184,7 @@ def merge_batches(seen: Sequence[SeenBatch]) -> Step:
 
 
 def match_layout(optimizer: torch.optim.Optimizer) -> None:
-    """Lay out the optimizer's moments as its parameters are: a resumed run shall run the same kernels."""
+    """Give the optimizer's moments the layout of their parameters, so that a resumed run uses the same kernels."""
     for parameter, moments in optimizer.state.items():
         for name, value in moments.items():
             if torch.is_tensor(value) and value.shape == parameter.shape:
@@ -180,7 +193,7 @@ def match_layout(optimizer: torch.optim.Optimizer) -> None:
 
 def seed_step(device: torch.device, seed: int, rank: int, step: int) -> None:
     """Seed torch's global generators for one step of one process."""
-    mixed = (seed * 0xD1B54A33 - (step + 1) * 0x9E3779B1 + rank) % 2**63  # probes have the multiples above 0
+    mixed = (seed * 0xD1B54A33 - (step + 1) * 0x9E3779B1 + rank) % 2**63  # probes use the positive multiples
     for generator in global_generators(device):
         generator.manual_seed(mixed)
 
@@ -188,7 +201,13 @@ def seed_step(device: torch.device, seed: int, rank: int, step: int) -> None:
 def learning_rate_schedule(
     learning_rate: float, warmup_steps: int = 0, cosine_steps: int | None = None
 ) -> Callable[[int], float]:
-    """Return the rate of each step: rising linearly over the warm-up, then constant, or a cosine down to 0."""
+    """Return the learning rate as a function of the step: a linear warm-up, then constant, or a cosine down to 0.
+
+    Args:
+        learning_rate: After the warm-up.
+        warmup_steps: Length of the warm-up.
+        cosine_steps: The step at which the cosine reaches 0. Default: no cosine.
+    """
 
     def rate(step: int) -> float:
         if step < warmup_steps:
