@@ -3,7 +3,7 @@
     python benchmarks/speed/compare_overhead.py [--steps 300] [--rounds 3]
 
 Both train the same configs of digits in one process; `compare` also plans, reads what was measured, chooses and writes
-its table, json, csv and page.
+its table, json, csv and page. The same command once more, which trains nothing, shows what these take by themselves.
 """
 
 import argparse
@@ -54,16 +54,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, list[float]] = {"compare": [], "by hand": []}
+    found: dict[str, list[float]] = {"compare": [], "by hand": [], "compare with nothing to train": []}
     with tempfile.TemporaryDirectory() as folder:
         seconds_of(lambda: by_compare(Path(folder) / "first", 5))  # loads libraries
         for number in range(arguments.rounds):
             place = Path(folder) / str(number)
             found["compare"].append(seconds_of(lambda place=place: by_compare(place / "a", arguments.steps)))
             found["by hand"].append(seconds_of(lambda place=place: by_hand(place / "a", place / "b")))
+            again = seconds_of(lambda place=place: by_compare(place / "a", arguments.steps))
+            found["compare with nothing to train"].append(again)
     for name, seconds in found.items():
-        print(f"{name:8} {' '.join(f'{each:.2f}' for each in seconds)} s")
-    print(f"ratio of the fastest: {min(found['compare']) / min(found['by hand']):.4f}")
+        print(f"{name:29} {' '.join(f'{each:.2f}' for each in seconds)} s")
+    fastest = {name: min(seconds) for name, seconds in found.items()}
+    print(f"ratio of the fastest: {fastest['compare'] / fastest['by hand']:.4f}")
+    print(f"its own work over training: {fastest['compare with nothing to train'] / fastest['by hand']:.4f}")
 
 
 if __name__ == "__main__":
