@@ -19,7 +19,7 @@ from kairostep.reports.results_table import results_table
 from kairostep.reports.target import Cost, loss_curve, paired_ratio_to, ratio_to
 from kairostep.runs.history import RunHistory
 from kairostep.runs.thinning import select_points, select_rows
-from kairostep.seed_statistics import cost_to_reach, spread_of
+from kairostep.seed_statistics import cost_to_reach, ratio_text, spread_of
 
 COSTS: tuple[Cost, ...] = ("seconds", "evaluations")
 

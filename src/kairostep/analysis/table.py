@@ -42,7 +42,7 @@ def _parts_table(name: str, parts: Sequence[Part], *, with_log_snr: bool) -> str
     most = max(max(part.draws, part.product) for part in parts)
     rows = []
     for part in parts:
-        place = [f"{rounded(part.start)}..{rounded(part.end)}"] + ([f"{part.log_snr:.2f}"] if with_log_snr else [])
+        place = [f"{short(part.start)}..{short(part.end)}"] + ([f"{part.log_snr:.2f}"] if with_log_snr else [])
         shares = [f"{100 * value:.1f}" for value in (part.draws, part.product, part.epsilon, part.x0)]
         weight = "-" if part.weight is None else f"{part.weight:.4g}"
         rows.append([*place, shares[0], weight, *shares[1:], bar(part.draws / most), bar(part.product / most)])
@@ -51,7 +51,7 @@ def _parts_table(name: str, parts: Sequence[Part], *, with_log_snr: bool) -> str
     return columns([*of_t, *named, "product".ljust(BAR_WIDTH)], rows)
 
 
-def rounded(value: float) -> str:
+def short(value: float) -> str:
     """Return a number with three digits, and 0 for a number next to 0."""
     return f"{round(value, 6) + 0.0:.3g}"
 
@@ -157,7 +157,7 @@ def moments_table(noise: GradientNoise) -> str:
     rows = []
     for k, loss in enumerate(losses.tolist()):
         relative = {metric: float(values[k] / values.mean()) for metric, values in moments.items()}
-        place = f"{rounded(k / len(losses))}..{rounded((k + 1) / len(losses))}"
+        place = f"{short(k / len(losses))}..{short((k + 1) / len(losses))}"
         most = max(float(moments["adam"].max() / moments["adam"].mean()), 1e-30)
         rows.append([place, f"{loss:.4g}", *(f"{v:.3f}" for v in relative.values()), bar(relative["adam"] / most)])
     return columns(["t", "loss", *(f"|g|^2 {metric}" for metric in METRICS), "adam".ljust(BAR_WIDTH)], rows)

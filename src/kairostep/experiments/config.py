@@ -195,10 +195,10 @@ def differences(old: Config, new: Config) -> list[str]:
             continue
         if key in COMPONENTS and one["name"] == other["name"]:
             options = [(f"{key}.{name}", one.get(name, UNSET), other.get(name, UNSET)) for name in {**one, **other}]
-            changes += [f"{name}: {shown(x)} -> {shown(y)}" for name, x, y in options if not _same(x, y)]
+            changes += [f"{name}: {value_text(x)} -> {value_text(y)}" for name, x, y in options if not _same(x, y)]
         else:
             one, other = (part["name"] if key in COMPONENTS else part for part in (one, other))
-            changes.append(f"{key}: {shown(one)} -> {shown(other)}")
+            changes.append(f"{key}: {value_text(one)} -> {value_text(other)}")
     return changes
 
 
@@ -209,6 +209,6 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other or (listed is not None and parse_yaml(f"[{written}]") == listed))
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Return a value as it is written on the command line."""
     return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)

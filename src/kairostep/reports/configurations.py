@@ -31,7 +31,7 @@ def differences(arms: Sequence[Arm]) -> Differences | None:
 
     A part whose name differs between arms has one row, together with its options.
     """
-    settings = [[_settings(run.history.config, _renamed(arms)) for run in arm.runs] for arm in arms]
+    settings = [[_settings(run.history.config, _differing_parts(arms)) for run in arm.runs] for arm in arms]
     keys = dict.fromkeys(key for arm in settings for run in arm for key in run if key not in PLACES)
     rows = []
     for key in keys:
@@ -41,7 +41,7 @@ def differences(arms: Sequence[Arm]) -> Differences | None:
     return Differences([arm.name for arm in arms], rows) if rows else None
 
 
-def _renamed(arms: Sequence[Arm]) -> set[str]:
+def _differing_parts(arms: Sequence[Arm]) -> set[str]:
     """Return the parts that do not have the same name in all arms."""
     configs = [arm.first.config for arm in arms]
     parts = {

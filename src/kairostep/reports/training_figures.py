@@ -93,7 +93,7 @@ def policy_figures(runs: Sequence[ShownRun]) -> list[Figure]:
         "reward_std": "spread of the reward",
     }
     panels = [Panel(STEPS, Axis(title), _curves(runs, f"sampler/{name}"), title=title) for name, title in shown.items()]
-    selected = Panel(STEPS, Axis("t", start=0.0, end=1.0), _selected(runs), title="selected timesteps S")
+    selected = Panel(STEPS, Axis("t", start=0.0, end=1.0), _selection_curves(runs), title="selected timesteps S")
     panels.insert(2, selected)
     return _with_panels(
         Figure(
@@ -218,7 +218,7 @@ def _heat_panel(run: ShownRun, name: str, label: str) -> Panel:
     return Panel(STEPS, Axis("t", start=0.0, end=1.0), heat=heat, title=run.name)
 
 
-def _selected(runs: Sequence[ShownRun]) -> list[Curve]:
+def _selection_curves(runs: Sequence[ShownRun]) -> list[Curve]:
     curves = []
     for run in runs:
         series = [s for name, s in run.history.metrics.series.items() if name.startswith("sampler/selected_t_")]

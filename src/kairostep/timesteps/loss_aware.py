@@ -161,7 +161,7 @@ class InfoNoise(TableSampler):
         self.gate_power = positive("gate_power", gate_power)
         self.floor = max(positive_share("floor", floor), UNBIASED_FLOOR if unbiased else 0.0)
         self.process, self.unbiased = process, unbiased
-        self.loss_weight = None if loss_weight is None else checked_loss_weight(loss_weight)
+        self.loss_weight = None if loss_weight is None else check_loss_weight(loss_weight)
         centres = (torch.arange(num_bins, dtype=torch.float64) + 0.5) / num_bins
         log_snr = self.bounded_log_snr(centres)
         self.register_buffer("log_snr", log_snr.float(), persistent=False)
@@ -216,7 +216,7 @@ class InfoNoise(TableSampler):
         return {"skipped_losses": self.errors.num_skipped}
 
 
-def checked_loss_weight(loss_weight: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def check_loss_weight(loss_weight: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Return InfoNoise's loss weight if it can be one: it was a function of log-SNR once, `torch.exp` by default."""
     if loss_weight is torch.exp:
         raise ValueError(
