@@ -3,6 +3,7 @@
 import ast
 import difflib
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from kairostep.integrations.patching.loop import DENSITY, Loop, find_loop, path_to
 from kairostep.integrations.patching.losses import Reduction, reductions
@@ -83,7 +84,7 @@ def add_import(source: Source) -> str:
     if not imports:
         raise Refused(1, "the script must import from libraries, got no such line", f"add {IMPORT}")
     block = third_party_block(source.tree.body, imports)
-    later = [node for node in block if (node.module or "") > "kairostep"]
+    later = [node for node in block if (node.module or "").casefold() > "kairostep"]  # as the scripts sort them
     if later:
         source.insert_before(later[0], [IMPORT])
         return f"line {later[0].lineno}: imports ScriptSampler"
@@ -110,8 +111,10 @@ def third_party_block(body: list[ast.stmt], imports: list[ast.ImportFrom]) -> li
 def add_argument(source: Source, sampler: str) -> str:
     """Add --timestep_sampler to the script's arguments, after the last of them."""
     blocks = [
-        node.body for node in ast.walk(source.tree) if isinstance(node, ast.FunctionDef | ast.Module)
-    ]  # not within an if
+        node.body
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.FunctionDef | ast.Module) or is_main_guard(node)  # within no other if
+    ]
     found = [
         statement
         for block in blocks
@@ -131,6 +134,11 @@ def add_argument(source: Source, sampler: str) -> str:
     text = f'{parser}.add_argument("--{SAMPLER}", default="{sampler}", help="{help_text}")'
     source.insert_after(last, [source.indent(last) + text])
     return f"line {last.end_lineno}: adds --{SAMPLER} to the arguments"
+
+
+def is_main_guard(node: ast.AST) -> TypeGuard[ast.If]:
+    """Return whether a statement is `if __name__ == "__main__":`."""
+    return isinstance(node, ast.If) and "__name__" in names_in(node.test)
 
 
 def make_sampler(source: Source, loop: Loop) -> str:
