@@ -67,6 +67,11 @@ def test_the_diff_of_a_flow_script_drops_the_import_that_nothing_uses() -> None:
     assert "import compute_loss_weighting_for_sd3\n" in patch_script(one_line).text
 
 
+def test_a_density_that_is_the_noise_level_itself_keeps_its_direction() -> None:
+    text = SCRIPTS["flow"].replace("                u = compute_density", "                sigmas = compute_density")
+    assert "sigmas = timestep_sampler.compute_density_of_sigmas(\n" in patch_script(text).text
+
+
 def test_a_mask_is_no_weight_and_prior_means_are_of_the_second_half() -> None:
     masked = patch_script(SCRIPTS["mask"]).text
     assert "timestep_sampler.mean((loss * mask).sum([1, 2, 3]) / mask.sum([1, 2, 3]))" in masked

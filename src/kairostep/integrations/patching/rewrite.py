@@ -5,12 +5,13 @@ import difflib
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from kairostep.integrations.patching.loop import DENSITY, Loop, find_loop, path_to
+from kairostep.integrations.patching.loop import DENSITY, Draw, Loop, find_loop, path_to
 from kairostep.integrations.patching.losses import Reduction, reductions
 from kairostep.integrations.patching.source import Refused, Source, dotted, names_in
 
 SAMPLER = "timestep_sampler"  # the variable
 IMPORT = "from kairostep.integrations.diffusers_scripts import ScriptSampler"
+DENSITY_OF_SIGMAS = "compute_density_of_sigmas"
 MOST_LINES = 12  # that a patch adds or changes
 WIDTH = 119  # of the scripts' lines
 
@@ -55,7 +56,7 @@ def rewritten(text: str, sampler: str, name: str, *, wraps: int = 0) -> Patched:
     loop = find_loop(source)
     means = reductions(source, loop)
     changes = [add_import(source), add_argument(source, sampler), make_sampler(source, loop)]
-    changes += [change_draw(source, draw.call) for draw in loop.draws]
+    changes += [change_draw(source, draw) for draw in loop.draws]
     changes += [change_mean(source, mean) for mean in means]
     changes += [wrap_step(source, step) for step in loop.steps]
     drop_import(source, loop)
@@ -171,9 +172,11 @@ def calls(node: ast.AST, function: str) -> bool:
     return any(isinstance(part, ast.Call) and dotted(part.func) == function for part in ast.walk(node))
 
 
-def change_draw(source: Source, call: ast.Call) -> str:
+def change_draw(source: Source, draw: Draw) -> str:
     """Call the sampler where the script calls torch or diffusers."""
-    function = f"{SAMPLER}.{dotted(call.func).removeprefix('torch.')}"
+    call = draw.call
+    name = DENSITY_OF_SIGMAS if draw.is_of_sigmas else dotted(call.func).removeprefix("torch.")
+    function = f"{SAMPLER}.{name}"
     start, open_, end = source.start(call), source.end(call.func), source.end(call)
     arguments = source.bytes[open_ + 1 : end - 1].decode()
     text = call_text(source, call, function, arguments)
