@@ -140,6 +140,12 @@ REFUSALS = {
     "one for all": (DRAW, DRAW.replace("(bsz,)", "(1,)"), "timesteps = torch.randint", "each sample must have"),
     "a generator": (DRAW, DRAW[:-1] + ", generator=g)", "timesteps = torch.randint", "its own seed"),
     "another draw": (DRAW, "torch.normal(0, 1, (bsz,))", "timesteps = torch.normal", "no draw of timesteps"),
+    "sigmas of a class": (
+        f"timesteps = {DRAW}",
+        "sigmas = noise_scheduler.sample(bsz, 64)",
+        "sigmas = noise_scheduler.sample",
+        "no draw of timesteps",
+    ),
     "drawn twice": (
         "timesteps = timesteps.long()",
         "timesteps = torch.rand((bsz,))",

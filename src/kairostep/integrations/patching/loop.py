@@ -153,7 +153,7 @@ def other_draw(loop: ast.For) -> int | None:
         if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
             continue
         calls = [dotted(part.func) for part in ast.walk(node.value) if isinstance(part, ast.Call)]
-        if node.targets[0].id in TIMES and any(
+        if node.targets[0].id in TIMES + SIGMAS and any(
             "rand" in call or "normal" in call or "sample" in call for call in calls
         ):
             return node.lineno
