@@ -192,6 +192,15 @@ def test_uniform_draws_by_the_schemes_of_diffusers(scheme: str) -> None:
     assert bool((scheme_quantile(scheme, t, **options).diff() <= 0).all())  # noise at u = 0
 
 
+def test_sigmas_rise_with_t_where_u_falls() -> None:
+    drawing, t = sampler("uniform"), torch.linspace(0.125, 0.875, 7)
+    drawing.sampler.sample = lambda x0: ks.Timesteps(t, torch.ones(7))  # type: ignore[method-assign]
+    u = drawing.compute_density_for_timestep_sampling("logit_normal", 7, 0.5, 1.0)
+    sigmas = drawing.compute_density_of_sigmas("logit_normal", 7, 0.5, 1.0)
+    assert bool((sigmas.diff() > 0).all())
+    assert_close(sigmas, u.flip(0))  # the same draws, the other way round
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_shares_stay_under_one_in_every_precision(dtype: torch.dtype) -> None:
     drawing = sampler("uniform")

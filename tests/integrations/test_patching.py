@@ -67,6 +67,11 @@ def test_the_diff_of_a_flow_script_drops_the_import_that_nothing_uses() -> None:
     assert "import compute_loss_weighting_for_sd3\n" in patch_script(one_line).text
 
 
+def test_a_density_that_is_the_noise_level_itself_keeps_its_direction() -> None:
+    text = SCRIPTS["flow"].replace("                u = compute_density", "                sigmas = compute_density")
+    assert "sigmas = timestep_sampler.compute_density_of_sigmas(\n" in patch_script(text).text
+
+
 def test_a_mask_is_no_weight_and_prior_means_are_of_the_second_half() -> None:
     masked = patch_script(SCRIPTS["mask"]).text
     assert "timestep_sampler.mean((loss * mask).sum([1, 2, 3]) / mask.sum([1, 2, 3]))" in masked
@@ -91,6 +96,34 @@ def test_a_branch_for_predicted_images_passes_its_snr_on() -> None:
     assert "loss = timestep_sampler.mean(loss, snr_weights)\n" in patched
 
 
+def test_a_parser_under_the_main_guard_gets_the_argument() -> None:
+    before = SCRIPTS["mse"]
+    start, end = before.index("def parse_args"), before.index("SETTINGS = {}")
+    guard = """if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int)
+    args = parser.parse_args()
+"""
+    text = before[:start] + before[end : before.index("if __name__")] + guard + "    main(args)\n"
+    assert '"--seed", type=int)\n    parser.add_argument("--timestep_sampler", ' in patch_script(text).text
+
+
+def test_an_argument_of_some_other_branch_is_no_place_for_ours() -> None:
+    text = SCRIPTS["mse"].replace(
+        "    args = parser.parse_args(input_args)\n",
+        "    if torch.cuda.is_available():\n"
+        '        parser.add_argument("--gpu")\n    args = parser.parse_args(input_args)\n',
+    )
+    patched = patch_script(text).text
+    assert patched.index('"--timestep_sampler"') < patched.index("if torch.cuda.is_available()")
+
+
+def test_the_import_is_sorted_as_the_scripts_are_without_regard_to_capitals() -> None:
+    text = SCRIPTS["mse"].replace("from packaging import version\n", "from PIL import Image\n")
+    line = "from kairostep.integrations.diffusers_scripts import ScriptSampler\n"
+    assert f"import set_seed\n{line}from PIL import Image\n" in patch_script(text).text
+
+
 def test_windows_line_ends_stay() -> None:
     text = SCRIPTS["mse"].replace("\n", "\r\n")
     patched = patch_script(text).text
@@ -107,6 +140,12 @@ REFUSALS = {
     "one for all": (DRAW, DRAW.replace("(bsz,)", "(1,)"), "timesteps = torch.randint", "each sample must have"),
     "a generator": (DRAW, DRAW[:-1] + ", generator=g)", "timesteps = torch.randint", "its own seed"),
     "another draw": (DRAW, "torch.normal(0, 1, (bsz,))", "timesteps = torch.normal", "no draw of timesteps"),
+    "sigmas of a class": (
+        f"timesteps = {DRAW}",
+        "sigmas = noise_scheduler.sample(bsz, 64)",
+        "sigmas = noise_scheduler.sample",
+        "no draw of timesteps",
+    ),
     "drawn twice": (
         "timesteps = timesteps.long()",
         "timesteps = torch.rand((bsz,))",

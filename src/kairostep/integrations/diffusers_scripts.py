@@ -87,6 +87,19 @@ class ScriptSampler:
         t = self._draw(batch_size).t
         return scheme_quantile(weighting_scheme, t, logit_mean, logit_std, mode_scale).to(device=device)
 
+    def compute_density_of_sigmas(
+        self,
+        weighting_scheme: str,
+        batch_size: int,
+        logit_mean: float | None = None,
+        logit_std: float | None = None,
+        mode_scale: float | None = None,
+        device: Any = "cpu",
+    ) -> Tensor:
+        """Return noise levels (B,) in [0, 1), 1 being noise, for scripts that take diffusers' u as their sigmas."""
+        t = 1 - self._draw(batch_size).t.double()
+        return scheme_quantile(weighting_scheme, t, logit_mean, logit_std, mode_scale).to(device=device)
+
     def mean(self, losses: Tensor, loss_weights: Tensor | None = None) -> Tensor:
         """Return the weighted mean of losses (B, ...), in place of their mean.
 

@@ -9,6 +9,7 @@ from kairostep.integrations.patching.source import Refused, Source, dotted, name
 
 DENSITY = "compute_density_for_timestep_sampling"
 TIMES = ("timesteps", "timestep", "t", "u", "indices", "index", "sigma_indices")  # what scripts call their draws
+SIGMAS = ("sigmas", "sigma")  # what they call noise levels, of which 1 is noise
 BY_HAND = "draw with drawn = sampler.sample(latents), as docs/integrations.md shows for any loop"
 
 Block = list[ast.stmt]
@@ -22,6 +23,11 @@ class Draw:
     call: ast.Call
     statement: ast.Assign
     path: tuple[ast.AST, ...]  # from the loop to the call
+
+    @property
+    def is_of_sigmas(self) -> bool:
+        """Whether diffusers' density is taken as the noise level itself, not as a place among the timesteps."""
+        return dotted(self.call.func) == DENSITY and dotted(self.statement.targets[0]) in SIGMAS
 
 
 @dataclass(frozen=True)
@@ -147,7 +153,7 @@ def other_draw(loop: ast.For) -> int | None:
         if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
             continue
         calls = [dotted(part.func) for part in ast.walk(node.value) if isinstance(part, ast.Call)]
-        if node.targets[0].id in TIMES and any(
+        if node.targets[0].id in TIMES + SIGMAS and any(
             "rand" in call or "normal" in call or "sample" in call for call in calls
         ):
             return node.lineno

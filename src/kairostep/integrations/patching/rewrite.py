@@ -3,13 +3,15 @@
 import ast
 import difflib
 from dataclasses import dataclass
+from typing import TypeGuard
 
-from kairostep.integrations.patching.loop import DENSITY, Loop, find_loop, path_to
+from kairostep.integrations.patching.loop import DENSITY, Draw, Loop, find_loop, path_to
 from kairostep.integrations.patching.losses import Reduction, reductions
 from kairostep.integrations.patching.source import Refused, Source, dotted, names_in
 
 SAMPLER = "timestep_sampler"  # the variable
 IMPORT = "from kairostep.integrations.diffusers_scripts import ScriptSampler"
+DENSITY_OF_SIGMAS = "compute_density_of_sigmas"
 MOST_LINES = 12  # that a patch adds or changes
 WIDTH = 119  # of the scripts' lines
 
@@ -54,7 +56,7 @@ def rewritten(text: str, sampler: str, name: str, *, wraps: int = 0) -> Patched:
     loop = find_loop(source)
     means = reductions(source, loop)
     changes = [add_import(source), add_argument(source, sampler), make_sampler(source, loop)]
-    changes += [change_draw(source, draw.call) for draw in loop.draws]
+    changes += [change_draw(source, draw) for draw in loop.draws]
     changes += [change_mean(source, mean) for mean in means]
     changes += [wrap_step(source, step) for step in loop.steps]
     drop_import(source, loop)
@@ -83,7 +85,7 @@ def add_import(source: Source) -> str:
     if not imports:
         raise Refused(1, "the script must import from libraries, got no such line", f"add {IMPORT}")
     block = third_party_block(source.tree.body, imports)
-    later = [node for node in block if (node.module or "") > "kairostep"]
+    later = [node for node in block if (node.module or "").casefold() > "kairostep"]  # as the scripts sort them
     if later:
         source.insert_before(later[0], [IMPORT])
         return f"line {later[0].lineno}: imports ScriptSampler"
@@ -110,8 +112,10 @@ def third_party_block(body: list[ast.stmt], imports: list[ast.ImportFrom]) -> li
 def add_argument(source: Source, sampler: str) -> str:
     """Add --timestep_sampler to the script's arguments, after the last of them."""
     blocks = [
-        node.body for node in ast.walk(source.tree) if isinstance(node, ast.FunctionDef | ast.Module)
-    ]  # not within an if
+        node.body
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.FunctionDef | ast.Module) or is_main_guard(node)  # within no other if
+    ]
     found = [
         statement
         for block in blocks
@@ -131,6 +135,11 @@ def add_argument(source: Source, sampler: str) -> str:
     text = f'{parser}.add_argument("--{SAMPLER}", default="{sampler}", help="{help_text}")'
     source.insert_after(last, [source.indent(last) + text])
     return f"line {last.end_lineno}: adds --{SAMPLER} to the arguments"
+
+
+def is_main_guard(node: ast.AST) -> TypeGuard[ast.If]:
+    """Return whether a statement is `if __name__ == "__main__":`."""
+    return isinstance(node, ast.If) and "__name__" in names_in(node.test)
 
 
 def make_sampler(source: Source, loop: Loop) -> str:
@@ -163,9 +172,11 @@ def calls(node: ast.AST, function: str) -> bool:
     return any(isinstance(part, ast.Call) and dotted(part.func) == function for part in ast.walk(node))
 
 
-def change_draw(source: Source, call: ast.Call) -> str:
+def change_draw(source: Source, draw: Draw) -> str:
     """Call the sampler where the script calls torch or diffusers."""
-    function = f"{SAMPLER}.{dotted(call.func).removeprefix('torch.')}"
+    call = draw.call
+    name = DENSITY_OF_SIGMAS if draw.is_of_sigmas else dotted(call.func).removeprefix("torch.")
+    function = f"{SAMPLER}.{name}"
     start, open_, end = source.start(call), source.end(call.func), source.end(call)
     arguments = source.bytes[open_ + 1 : end - 1].decode()
     text = call_text(source, call, function, arguments)
