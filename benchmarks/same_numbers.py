@@ -51,7 +51,7 @@ def train_all(cases: list[str], steps: int) -> dict[str, str]:
                 settings = [f"--steps={steps}", "--log_every=1", f"--seed={seed}", f"--output={folder}/run"]
                 settings += [f"--{name}_every={steps}" for name in ("evaluate", "checkpoint", "density")]
                 try:
-                    main(["train", "digits", *CASES[case], *settings, "--sample_every=0"])
+                    main(["train", "digits", *CASES[case], *settings, "--sample_every=0", "--sample_steps=1"])
                     found[f"{case}, seed {seed}"] = digest(Path(folder) / "run")
                 except SystemExit as error:
                     found[f"{case}, seed {seed}"] = f"failed: {error.code}"
