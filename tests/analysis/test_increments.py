@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 import kairostep as ks
 from kairostep.analysis import process_increments
+from kairostep.analysis.panels import MAX_POINTS, increments_panels
 from kairostep.diffusion.process import Process
 
 
@@ -79,3 +80,8 @@ def test_sizes_are_checked() -> None:
         process_increments(ks.FlowProcess(), num_steps=2)
     with pytest.raises(ValueError, match="threshold must be a finite number above 0"):
         process_increments(ks.FlowProcess(), threshold=0)
+
+
+def test_a_picture_of_very_many_steps_shows_some_of_them() -> None:
+    panels = increments_panels(process_increments(ks.DiscreteProcess.linear(100_000)))
+    assert all(1000 < len(curve.x) == len(curve.y) <= MAX_POINTS for panel in panels for curve in panel.curves)

@@ -11,6 +11,8 @@ from kairostep.analysis.preview import Preview
 from kairostep.analysis.step_noise import METRICS, GradientNoise
 from kairostep.plots import Axis, Curve, Panel
 
+MAX_POINTS = 5000  # of a curve over the steps of a process
+
 
 def preview_panels(seen: Preview) -> list[Panel]:
     """Return density, weight and product over t and over log-SNR, each relative to its peak."""
@@ -41,14 +43,17 @@ def increments_panels(increments: ProcessIncrements) -> list[Panel]:
     marks = tuple((area.start / increments.num_steps, area.name) for area in increments.areas if area.end > area.start)
     slope = increments.sigma.square().diff()
     sizes = {"squared mean / x0": increments.mean.square(), "variance along a path": increments.chain_variance}
+    every = -(-len(t) // MAX_POINTS)  # of a process with millions of steps a picture shows some
+    places = between[::every].tolist()
     noise = [
-        Curve("sigma", t.tolist(), increments.sigma.tolist()),
-        Curve("rise of sigma squared, relative to its peak", between.tolist(), (slope / slope.max()).tolist()),
-        Curve("variance of x(t+1) - x(t), halved", between.tolist(), (increments.variance / 2).tolist()),
+        Curve("sigma", t[::every].tolist(), increments.sigma[::every].tolist()),
+        Curve("rise of sigma squared, relative to its peak", places, (slope / slope.max())[::every].tolist()),
+        Curve("variance of x(t+1) - x(t), halved", places, (increments.variance / 2)[::every].tolist()),
     ]
+    shown = _relative(between[::every], {name: values[::every] for name, values in sizes.items()})
     return [
         Panel(Axis("t"), Axis("see the legend"), noise, title="the process and its areas", marks=marks),
-        Panel(Axis("t"), Axis("relative to the peak"), _relative(between, sizes), title="increments", marks=marks),
+        Panel(Axis("t"), Axis("relative to the peak"), shown, title="increments", marks=marks),
     ]
 
 
