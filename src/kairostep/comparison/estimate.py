@@ -76,7 +76,7 @@ def time_steps(config: Config) -> float:
 def describe_plan(plan: Plan, estimates: list[Estimate], jobs: int = 1) -> str:
     """Return the plan in words, for `--dry-run`."""
     seeds = ", ".join(map(str, plan.seeds))
-    lines = [f"{len(plan.arms)} arms beside {plan.baseline}, seeds {seeds}, in {plan.output}"]
+    lines = [f"{len(plan.arms)} arms, {plan.baseline} the baseline, seeds {seeds}, in {plan.output}"]
     if plan.rates:
         tried = ", ".join(f"{rate:g}" for rate in plan.rates)
         lines.append(f"learning rates {tried}: each on seed {plan.seeds[0]}, other seeds at the best of an arm")
