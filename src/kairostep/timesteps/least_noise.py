@@ -15,7 +15,7 @@ from kairostep.timesteps.context import SamplerContext
 from kairostep.timesteps.draw_table import TableSampler
 from kairostep.timesteps.gradient_size import squared_size, trained_parameters
 from kairostep.timesteps.histogram import with_floor
-from kairostep.timesteps.noise import noise_ratio
+from kairostep.timesteps.noise import noise_savings
 from kairostep.timesteps.probes import Borrowed, check_losses, isolated_randomness, probe_seed
 from kairostep.timesteps.root_loss import FORGETTING, gated, loss_moments
 from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, learns_from_step
@@ -194,13 +194,9 @@ class LeastNoise(TableSampler):
         return smooth.clamp(-limit, limit).exp()
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return what `RootLoss` returns, the noise ratio by gradients, the evaluations of probes and skipped ones."""
-        mass = self.mass()
-        ratio = noise_ratio(mass, self.moments())
+        """Return what the draws save by the gradients measured (`noise_savings`), the cost of probes, what was skipped."""
         return {
-            "noise_ratio": ratio,
-            "equivalent_batch": self.num_shown / ratio,
-            "gate": (mass != mass[0]).any().float(),
+            **noise_savings(self.mass(), self.moments(), self.num_shown),
             "probe_evaluations": self.num_probes,
             "skipped_losses": self.squares.num_skipped,
             "skipped_probes": self.log_ratios.num_skipped,

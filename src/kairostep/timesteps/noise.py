@@ -31,6 +31,20 @@ def least_noise_density(moments: Tensor) -> Tensor:
     return root / root.sum()
 
 
+def noise_savings(mass: Tensor, moments: Tensor, batch_size: int) -> dict[str, Tensor]:
+    """Return what draws of this mass (K,) save, as scalars for `diagnostics`.
+
+    `noise_ratio`: gradient noise over that of uniform draws. `equivalent_batch`: the batch that uniform draws would need
+    for as little. `gate`: 0 if draws are uniform, in the warm-up or with moments nearly flat in t; else 1.
+    """
+    ratio = noise_ratio(mass, moments)
+    return {
+        "noise_ratio": ratio,
+        "equivalent_batch": batch_size / ratio,
+        "gate": (mass != mass[0]).any().float(),
+    }
+
+
 def _check(moments: Tensor) -> None:
     if moments.ndim != 1 or len(moments) == 0:
         raise ValueError(

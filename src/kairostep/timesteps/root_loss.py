@@ -13,7 +13,7 @@ from kairostep.timesteps.bin_means import BinMeans
 from kairostep.timesteps.context import SamplerContext
 from kairostep.timesteps.draw_table import TableSampler
 from kairostep.timesteps.histogram import with_floor
-from kairostep.timesteps.noise import noise_ratio
+from kairostep.timesteps.noise import noise_savings
 from kairostep.timesteps.sampler import LossAt, Timesteps, learns_from_step
 
 FORGETTING = 3.0  # losses of step j count (j / n)**3 as much as those of step n
@@ -91,19 +91,9 @@ class RootLoss(TableSampler):
         return gated(root / root.sum(), self.gate)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return what the draws save, as the losses predict it, and how many losses were skipped.
-
-        `noise_ratio`: gradient noise over that of uniform draws. `equivalent_batch`: what uniform draws would need for
-        as little. `gate`: 1 if open; 0 if shut, so that draws are uniform: in the warm-up, or a loss nearly flat in t.
-        """
-        mass = self.mass()
-        ratio = noise_ratio(mass, loss_moments(self.squares))
-        return {
-            "noise_ratio": ratio,
-            "equivalent_batch": self.num_shown / ratio,
-            "gate": (mass != mass[0]).any().float(),
-            "skipped_losses": self.squares.num_skipped,
-        }
+        """Return what the draws save, as the losses predict it (`noise_savings`), and how many losses were skipped."""
+        savings = noise_savings(self.mass(), loss_moments(self.squares), self.num_shown)
+        return {**savings, "skipped_losses": self.squares.num_skipped}
 
 
 def loss_moments(squares: BinMeans) -> Tensor:
