@@ -194,7 +194,7 @@ class LeastNoise(TableSampler):
         return smooth.clamp(-limit, limit).exp()
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return what the draws save by the gradients measured (`noise_savings`), the cost of probes, what was skipped."""
+        """Return what the draws save (`noise_savings`), what probes cost, and how much was skipped."""
         return {
             **noise_savings(self.mass(), self.moments(), self.num_shown),
             "probe_evaluations": self.num_probes,

@@ -34,8 +34,8 @@ def least_noise_density(moments: Tensor) -> Tensor:
 def noise_savings(mass: Tensor, moments: Tensor, batch_size: int) -> dict[str, Tensor]:
     """Return what draws of this mass (K,) save, as scalars for `diagnostics`.
 
-    `noise_ratio`: gradient noise over that of uniform draws. `equivalent_batch`: the batch that uniform draws would need
-    for as little. `gate`: 0 if draws are uniform, in the warm-up or with moments nearly flat in t; else 1.
+    `noise_ratio`: gradient noise over that of uniform draws. `equivalent_batch`: the batch that uniform draws need for
+    as little. `gate`: 0 if draws are uniform, in the warm-up or with moments nearly flat in t; else 1.
     """
     ratio = noise_ratio(mass, moments)
     return {
