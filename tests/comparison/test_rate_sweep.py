@@ -50,8 +50,17 @@ def test_the_command_trains_each_rate_once_and_draws_them(
     assert again.splitlines()[-3] == printed.splitlines()[-3]
 
 
-def test_a_rate_of_its_own_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("argument", "fix"),
+    [
+        ("--learning_rate=1e-3", "pass --from and --to"),
+        ("--picture=rates.html", "pass for instance --picture rates.png"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_before_training(
+    argument: str, fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        kairostep.cli.main(["find-lr", "digits", "--learning_rate=1e-3"])
+        kairostep.cli.main(["find-lr", "digits", argument])
     assert ended.value.code == 2
-    assert "pass --from and --to" in capsys.readouterr().err
+    assert fix in capsys.readouterr().err

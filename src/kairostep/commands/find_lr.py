@@ -44,6 +44,8 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     from kairostep.experiments.config import load
     from kairostep.runs.directory import alone_in
 
+    if known.picture is not None and known.picture.suffix != ".png":
+        raise ValueError(f"--picture must end in .png, got {known.picture}: pass for instance --picture rates.png")
     check_output(known.picture)
     name, settings = take_preset(settings)
     if (name is None) == (known.config is None):
