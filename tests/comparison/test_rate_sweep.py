@@ -54,7 +54,7 @@ def test_the_command_trains_each_rate_once_and_draws_them(
     ("argument", "fix"),
     [
         ("--learning_rate=1e-3", "pass --from and --to"),
-        ("--picture=rates.html", "pass for instance --picture rates.png"),
+        ("--picture=rates.html", "--picture must end in .png"),
     ],
 )
 def test_what_it_cannot_do_is_refused_before_training(
