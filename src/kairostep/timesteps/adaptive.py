@@ -21,9 +21,8 @@ from kairostep.timesteps.probes import (
     Borrowed,
     eval_mode,
     evaluate_losses,
-    isolated_randomness,
     model_of,
-    probe_seed,
+    probe_randomness,
     seconds_when_idle,
 )
 from kairostep.timesteps.published import Published
@@ -227,7 +226,7 @@ class Adaptive(TimestepSampler):
         device = probe.t.device
         start = seconds_when_idle(device) if self.time_probes else 0.0
         model = model_of(self.model) if self.reading.eval_mode else None
-        with eval_mode(model), isolated_randomness(device, probe_seed(self.steps.seed, noise)):
+        with eval_mode(model), probe_randomness(device, self.steps.seed, noise):
             losses = evaluate_losses(loss_at, probe.rows, probe.t, max_rows=4 * num_rows)
         self.probe_seconds += seconds_when_idle(device) - start if self.time_probes else 0.0
         return losses

@@ -13,7 +13,7 @@ from kairostep.timesteps.context import SamplerContext
 from kairostep.timesteps.draw_table import TableSampler, add_table
 from kairostep.timesteps.fixed import UNBIASED_FLOOR
 from kairostep.timesteps.histogram import with_floor
-from kairostep.timesteps.probes import Borrowed, check_losses, isolated_randomness, probe_seed
+from kairostep.timesteps.probes import Borrowed, check_losses, probe_randomness
 from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, learns_from_step
 
 
@@ -89,7 +89,7 @@ class GradientVariance(TableSampler):
             return
         assert loss_at is not None  # `learns_from_step` checked it
         bin_ = num_before // self.every % len(self.variance)
-        with isolated_randomness(x0.device, probe_seed(self.steps.seed, num_before)), torch.enable_grad():
+        with probe_randomness(x0.device, self.steps.seed, num_before), torch.enable_grad():
             measured = self.measure(bin_, x0, loss_at)
         yield
         self.record(bin_, *measured)

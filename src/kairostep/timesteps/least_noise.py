@@ -16,7 +16,7 @@ from kairostep.timesteps.draw_table import TableSampler
 from kairostep.timesteps.gradient_size import squared_size, trained_parameters
 from kairostep.timesteps.histogram import with_floor
 from kairostep.timesteps.noise import noise_savings
-from kairostep.timesteps.probes import Borrowed, check_losses, isolated_randomness, probe_seed
+from kairostep.timesteps.probes import Borrowed, check_losses, probe_randomness
 from kairostep.timesteps.root_loss import FORGETTING, gated, loss_moments
 from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, learns_from_step
 
@@ -107,8 +107,8 @@ class LeastNoise(TableSampler):
         if is_due(num_before, self.warmup):
             assert loss_at is not None  # `learns_from_step` checked it
             self.num_probes += min(self.rows_per_probe, len(x0))
-            seed = probe_seed(self.steps.seed, num_before, own_rank=0)  # whichever rank has the rows
-            with isolated_randomness(x0.device, seed), torch.enable_grad():
+            shared = probe_randomness(x0.device, self.steps.seed, num_before, shared=True)  # whoever has the rows
+            with shared, torch.enable_grad():
                 log_ratio = self.probe(x0, loss_at, num_due(num_before))
         yield
         if log_ratio is not None:

@@ -4,6 +4,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Generic, TypeVar
 
 import torch
@@ -13,6 +14,8 @@ from kairostep.ranks import rank
 from kairostep.timesteps.sampler import ONE_PER_ROW, LossAt
 
 T = TypeVar("T")
+
+_probe: ContextVar[int | None] = ContextVar("probe", default=None)
 
 
 class Borrowed(Generic[T]):
@@ -63,6 +66,32 @@ def isolated_randomness(device: torch.device, seed: int) -> Iterator[None]:
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
+
+
+@contextmanager
+def probe_randomness(device: torch.device, seed: int, step: int, *, shared: bool = False) -> Iterator[None]:
+    """Run a probe with random numbers that depend on (seed, step, rank) alone, then restore the generators.
+
+    Args:
+        device: Of the probe.
+        seed: The sampler's.
+        step: Number of the probe, or of the step that it is made at.
+        shared: Whether all ranks have the same random numbers.
+    """
+    token = _probe.set(probe_seed(seed, step, own_rank=0))
+    try:
+        with isolated_randomness(device, probe_seed(seed, step, own_rank=0 if shared else None)):
+            yield
+    finally:
+        _probe.reset(token)
+
+
+def current_probe() -> int | None:
+    """Return a number that tells the probe under way from others, the same on all ranks; None outside of probes.
+
+    A `loss_at` that makes noise as a function of it and of the row measures the same on any number of ranks.
+    """
+    return _probe.get()
 
 
 def global_generators(device: torch.device) -> list[torch.Generator]:
