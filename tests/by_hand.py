@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import kairostep as ks
 from kairostep.data import Batch, Batches
 from kairostep.experiments import build
 from kairostep.training import learning_rate_schedule, seed_step
+from kairostep.training.row_noise import RowNoise, targets_by
 
 
 @dataclass
@@ -42,24 +42,29 @@ def train_by_hand(config: Any, num_steps: int) -> Trained:
     batches = Batches(
         experiment.dataset, config.batch_size // config.accumulate, seed=config.seed, label_dropout=config.label_dropout
     ).from_step()
-    seen = []
+    seen, row_noise = [], RowNoise(config.seed, 0, device)
     for step in range(num_steps):
         seed_step(device, config.seed, 0, step)
         parts = []
-        for _ in range(config.accumulate):
-            batch, noise = next(batches), None
+        for number in range(config.accumulate):
+            batch, key = next(batches), row_noise.step_key(step, number + 1)
             drawn = sampler.sample(batch.x0)
             if config.pairs:
-                pairs = ks.antithetic_pairs(objective.process, batch.x0, drawn)
-                labels, noise = None if batch.labels is None else batch.labels[pairs.rows], pairs.noise
-                batch = Batch(batch.x0[pairs.rows], labels)
+                batch, noise = row_noise.of_pairs(key, batch, drawn, objective)
+            else:
+                noise = row_noise.of_batch(key, batch.x0)
 
-            def loss_at(rows: Any, t: Tensor, noise: Tensor | None = None, batch: Batch = batch) -> Tensor:
+            def losses_of(rows: Any, t: Tensor, noise: Tensor, batch: Batch = batch) -> Tensor:
                 if batch.labels is None:
                     return objective(model, batch.x0[rows], t, noise=noise)
                 return objective(model, batch.x0[rows], t, noise=noise, class_labels=batch.labels[rows])
 
-            losses = loss_at(slice(None), drawn.t, noise)
+            def loss_at(rows: Tensor, t: Tensor, batch: Batch = batch, step: int = step) -> Tensor:
+                noise = row_noise.of_probe(row_noise.probe_key(step), batch.x0, rows, t)
+                return losses_of(rows, t, noise, batch)
+
+            with targets_by(key, objective):
+                losses = losses_of(slice(None), drawn.t, noise)
             ((losses * drawn.weight).mean() / config.accumulate).backward()
             if len(parts) + 1 < config.accumulate:
                 sampler.show(batch.x0, drawn, losses.detach())

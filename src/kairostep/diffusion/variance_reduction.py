@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kairostep.checks import count, positive
+from kairostep.counters import RowRandom
 from kairostep.diffusion.process import Process
 from kairostep.timesteps.sampler import Timesteps, TimestepSampler
 
@@ -38,16 +39,21 @@ def antithetic_pairs(process: Process, x0: Tensor, drawn: Timesteps, *, threshol
     positive("threshold", threshold, example=0.1)
     if x0.shape[:1] != drawn.t.shape:
         raise ValueError(f"drawn must be of this batch of {len(x0)} rows, got {len(drawn.t)}: sampler.sample(x0)")
-    noise = torch.randn_like(x0)
-    num_pairs = len(x0) // 2
-    first, second = drawn.t.argsort()[: 2 * num_pairs].view(num_pairs, 2).unbind(1)  # (B // 2,) each
-    at = process.at(drawn.t[first])
+    rows, sign = pair_rows(process, drawn.t, threshold)
+    return AntitheticPairs(rows, torch.randn_like(x0)[rows] * sign.to(x0.dtype).view(-1, *[1] * (x0.ndim - 1)))
+
+
+@torch.no_grad()
+def pair_rows(process: Process, t: Tensor, threshold: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Return for times t (B,) the row whose x0 and noise each row takes, (B,), and the noise's sign, (B,)."""
+    num_pairs = len(t) // 2
+    first, second = t.argsort()[: 2 * num_pairs].view(num_pairs, 2).unbind(1)  # (B // 2,) each
+    at = process.at(t[first])
     paired = at.sigma < threshold * at.alpha
-    rows = torch.arange(len(x0), device=x0.device)
+    rows, sign = torch.arange(len(t), device=t.device), torch.ones_like(t)
     rows[second] = torch.where(paired, first, second)
-    sign = torch.ones_like(drawn.t, dtype=x0.dtype)
-    sign[second] = torch.where(paired, -1.0, 1.0).to(x0.dtype)
-    return AntitheticPairs(rows, noise[rows] * sign.view(-1, *[1] * (x0.ndim - 1)))
+    sign[second] = torch.where(paired, -1.0, 1.0).to(t.dtype)
+    return rows, sign
 
 
 def check_pairs(sampler: TimestepSampler) -> None:
@@ -72,7 +78,11 @@ class StableTarget:
         reference: (M, ...) clean samples, on the device of the batch.
         num: Rows of it drawn at each call from torch's global generator. None takes all.
         chunk_size: Rows in one matrix product.
+
+    The built-in trainer sets `key`, an int64 scalar: the rows are then a function of it, the same on all processes.
     """
+
+    key: Tensor | None = None
 
     def __init__(self, reference: Tensor, num: int | None = 256, *, chunk_size: int = 4096) -> None:
         if reference.ndim < 2 or len(reference) == 0 or not reference.is_floating_point():
@@ -111,7 +121,10 @@ class StableTarget:
         """Return the rows of this call."""
         if self.num is None or self.num >= len(self.reference):
             return self.reference
-        return self.reference[torch.randint(len(self.reference), (self.num,), device=self.reference.device)]
+        if self.key is None:
+            return self.reference[torch.randint(len(self.reference), (self.num,), device=self.reference.device)]
+        share = RowRandom(self.key, torch.arange(self.num, device=self.key.device)).uniform()
+        return self.reference[(share.double() * len(self.reference)).long()]
 
 
 def _wide(value: Tensor) -> Tensor:

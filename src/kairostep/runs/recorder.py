@@ -33,7 +33,8 @@ class Recorder:
     def __init__(self, directory: Path, track: Callable[[dict[str, float], int], None] | None = None) -> None:
         self.path = directory / "metrics.jsonl"
         self.track = track
-        self.pending: list[Tensor] = []  # (3, B) each: t, loss, weight
+        self.pending: list[Tensor] = []  # (3, B) each: t, loss, weight of this rank
+        self.before: Tensor | None = None  # (3, N) of all ranks, from before the run was resumed
         self.weights = torch.ones(NUM_BINS, dtype=torch.float64)  # mean weight of the draws in each bin of t
 
     def add(self, drawn: Timesteps, losses: Tensor) -> None:
@@ -51,8 +52,8 @@ class Recorder:
         `loss` is the weighted loss, which was minimised. `loss_quartiles` are unweighted losses by quartile of t, NaN
         for a quartile without draws.
         """
-        t, losses, weight = torch.cat(list(self._gather().cpu().double()), dim=1)  # (3, N)
-        self.pending = []
+        t, losses, weight = self._gather().cpu().double()  # (3, N)
+        self.pending, self.before = [], None
         self.weights = mean_by_bin(t, weight, self.weights)
         quartile = (t * NUM_QUARTILES).long().clamp(max=NUM_QUARTILES - 1)
         means = [losses[quartile == q].mean() for q in range(NUM_QUARTILES)]  # the mean of nothing is NaN
@@ -91,16 +92,22 @@ class Recorder:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the losses of all ranks that no summary has reported yet."""
-        return {"pending": self._gather() if self.pending else None, "weights": self.weights}
+        return {"pending": self._gather() if self.pending else self.before, "weights": self.weights}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Load this rank's losses from a state that `state_dict` returned."""
-        self.pending = [] if state["pending"] is None else [state["pending"][rank()].to(device)]
+        """Load a state that `state_dict` returned, on any number of ranks."""
+        pending = state["pending"]
+        if pending is not None and pending.ndim == 3:  # of version 0.1: (W, 3, N)
+            pending = pending.transpose(0, 1).flatten(1)
+        self.pending, self.before = [], None if pending is None else pending.to(device)
         self.weights = state.get("weights", self.weights).cpu()  # older checkpoints have none
 
     def _gather(self) -> Tensor:
-        """Return the pending losses of all ranks, (W, 3, N)."""
-        return gather_over_ranks(torch.cat(self.pending, dim=1))
+        """Return the losses of all ranks since the last summary, (3, N), by step and then by rank."""
+        of_ranks = gather_over_ranks(torch.cat(self.pending, dim=1))  # (W, 3, rows of all steps)
+        of_steps = torch.split(of_ranks, [step.shape[1] for step in self.pending], dim=2)
+        steps = [step.transpose(0, 1).flatten(1) for step in of_steps]  # (3, rows of a step) each
+        return torch.cat(steps if self.before is None else [self.before, *steps], dim=1)
 
 
 def mean_by_bin(t: Tensor, weight: Tensor, before: Tensor) -> Tensor:

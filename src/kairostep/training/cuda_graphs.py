@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -194,9 +194,10 @@ class ReplayedUpdate:
 
 
 class ReplayedTrainer(Trainer):
-    """A trainer for one process with a GPU. It replays backward pass, update and probes as CUDA graphs.
+    """A trainer on a GPU. It replays backward pass, update and probes as CUDA graphs.
 
-    It takes the arguments of `Trainer`.
+    Several processes exchange their gradients between the replay of the backward pass and that of the update. It takes
+    the arguments of `Trainer`.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -219,9 +220,15 @@ class ReplayedTrainer(Trainer):
         super().load_state_dict(state)
         self.record_anew()  # the optimizer's moments have moved
 
-    def backward(self, batch: Batch, num_batches: int = 1) -> SeenBatch:
-        """Draw timesteps and backpropagate one micro-batch, scaled by 1/num_batches."""
-        x0, labels, t, weight, losses = self.replayed_backward(batch.x0, batch.labels, num_batches)
+    def exchanging(self) -> AbstractContextManager[None]:
+        """Return a block without effect: gradients are exchanged after the graph that makes them."""
+        return nullcontext()
+
+    def backward(self, batch: Batch, key: Tensor, num_batches: int = 1) -> SeenBatch:
+        """Draw timesteps and backpropagate one micro-batch, scaled by 1/num_batches. Its noise depends on the key."""
+        if self.pairs and self.accelerator.num_processes > 1:  # they gather x0, which no graph can record
+            return super().backward(batch, key, num_batches)
+        x0, labels, t, weight, losses = self.replayed_backward(batch.x0, batch.labels, key, num_batches)
         return SeenBatch(Batch(x0, labels), Timesteps(t, weight), losses)
 
     def update(self) -> None:
@@ -236,13 +243,16 @@ class ReplayedTrainer(Trainer):
         """Return the losses (N,) of these rows (N,) of a batch at the times t (N,)."""
         if torch.is_grad_enabled():  # autograd cannot differentiate a replay
             return super().losses_at(batch, rows, t)
-        losses: Tensor = self.replayed_losses(batch.x0, batch.labels, rows, t, self.network.training)[0]
+        inputs = (self.noise.probe_key(self.step_number), batch.x0, batch.labels, rows, t, self.network.training)
+        losses: Tensor = self.replayed_losses(*inputs)[0]
         return losses
 
-    def _compute_backward(self, x0: Tensor, labels: Tensor | None, num_batches: int) -> Values:
-        seen = super().backward(Batch(x0, labels), num_batches)
+    def _compute_backward(self, x0: Tensor, labels: Tensor | None, key: Tensor, num_batches: int) -> Values:
+        seen = super().backward(Batch(x0, labels), key, num_batches)
         return seen.batch.x0, seen.batch.labels, seen.drawn.t, seen.drawn.weight, seen.losses
 
-    def _compute_losses(self, x0: Tensor, labels: Tensor | None, rows: Tensor, t: Tensor, training: bool) -> Values:
+    def _compute_losses(
+        self, key: Tensor, x0: Tensor, labels: Tensor | None, rows: Tensor, t: Tensor, training: bool
+    ) -> Values:
         """Return the losses of a probe. `training` is an argument so that train and eval mode have a recording each."""
-        return (super().losses_at(Batch(x0, labels), rows, t),)
+        return (self.losses_with(key, Batch(x0, labels), rows, t),)

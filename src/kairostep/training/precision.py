@@ -18,12 +18,13 @@ def prepare_model(model: nn.Module, accelerator: Accelerator) -> nn.Module:
 
     Accelerate makes an autocast object for each model. Compiled code would be bound to that object, so every training
     in a process would compile again, and torch stops compiling after eight times. A model that is already prepared is
-    returned unchanged.
+    returned unchanged. With several processes the trainer averages gradients itself.
     """
     if getattr(model, "_is_accelerate_prepared", False):  # accelerate's own mark
         return model
     forward = model.forward
-    prepared_model: nn.Module = accelerator.prepare(model)
+    prepared_model: nn.Module = accelerator.prepare_model(model, evaluation_mode=True)  # without DDP
+    prepared_model._is_accelerate_prepared = True  # type: ignore[assignment]
     if accelerator.native_amp and accelerator.mixed_precision in DTYPES and isinstance(forward, MethodType):
         options = accelerator.autocast_handler.to_kwargs() if accelerator.autocast_handler else {}
         dtype = DTYPES[accelerator.mixed_precision]

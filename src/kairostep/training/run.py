@@ -59,6 +59,7 @@ class Run:
         self.clock = Stopwatch(self.accelerator.device)
         self.monitor = Monitor(self.experiment, self.trainer.ema.model, self.accelerator)
         self.lock = DirectoryLock(self.directory) if self.accelerator.is_main_process else None
+        self.num_processes_before = self.accelerator.num_processes  # of the checkpoint that it goes on from
         try:
             self._resume()
         except BaseException:
@@ -79,6 +80,8 @@ class Run:
         resumed = f"going on from step {step} to {config.steps}"
         before = resumed if step < config.steps else f"{step} steps taken before"
         start = before if step else f"{config.steps} steps"
+        if step and self.num_processes_before != self.accelerator.num_processes:
+            start += f", {self.num_processes_before} processes before"
         held_out = f", {len(self.monitor.held_out[0])} held out" if self.monitor.held_out else ", none held out"
         classes = f", {self.experiment.num_classes} classes" if self.experiment.num_classes else ""
         return (
@@ -237,11 +240,7 @@ class Run:
     def _resume(self) -> None:
         state = self._last_state()
         if state is not None:
-            if state["processes"] != self.accelerator.num_processes:
-                raise ValueError(
-                    f"the run in {self.directory} has {state['processes']} processes, each with random numbers of its "
-                    f"own, got {self.accelerator.num_processes}: launch it with as many, or pass another --output"
-                )
+            self.num_processes_before = state["processes"]
             if state["data"] != self.data:
                 raise ValueError(
                     f"the data of the run in {self.directory} must stay as they were, but have changed: "

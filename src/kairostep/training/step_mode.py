@@ -32,25 +32,22 @@ def choose_step_mode(asked: str, num_images: int, accelerator: Accelerator) -> S
         accelerator: The device and the processes.
     """
     num_processes, device = accelerator.num_processes, accelerator.device.type
-    can_replay, can_compile = device == "cuda" and num_processes == 1, device == "cuda" and has_compiler()
-    if asked == "graph" and not can_replay:
+    on_gpu, can_compile = device == "cuda", device == "cuda" and has_compiler()
+    if asked == "graph" and not on_gpu:
         raise ValueError(
-            f"speed graph must have one process with a CUDA GPU, got {num_processes} x {device}: "
-            "pass --speed=auto, which takes what is possible"
+            f"speed graph must have a CUDA GPU, got {device}: pass --speed=auto, which takes what is possible"
         )
-    if asked == "compile" and device == "cuda" and not can_compile:
+    if asked == "compile" and on_gpu and not can_compile:
         raise ValueError("speed compile needs Triton and a C compiler on a GPU, got not both: pass --speed=auto")
     if asked != "auto":
-        return StepMode(asked, "as asked", can_replay and asked != "plain")
-    if device != "cuda":
+        return StepMode(asked, "as asked", on_gpu and asked != "plain")
+    if not on_gpu:
         return StepMode("plain", f"{device} has no graphs to replay and gains little from compiling", replays=False)
     own = num_images // num_processes
     if can_compile and own >= COMPILE_FROM:
-        return StepMode("compile", f"{own:,} images make up for the minutes of compiling", replays=can_replay)
+        return StepMode("compile", f"{own:,} images make up for the minutes of compiling", replays=True)
     too_few = f"{own:,} images, under {COMPILE_FROM:,}, do not make up for compiling"
     short = too_few if can_compile else "no Triton or no C compiler is there"
-    if not can_replay:
-        return StepMode("plain", f"several processes do not replay graphs, and {short}", replays=False)
     return StepMode("graph", short, replays=True)
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,15 +10,18 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from kairostep.data import Batch
-from kairostep.diffusion import Objective, antithetic_pairs
+from kairostep.diffusion import Objective
 from kairostep.diffusion.conditions import class_condition
 from kairostep.diffusion.variance_reduction import check_pairs
 from kairostep.timesteps import Timesteps, TimestepSampler
 from kairostep.timesteps.probes import global_generators
 from kairostep.training.ema import EMA
+from kairostep.training.gradient_average import GradientAverage, share_start
 from kairostep.training.precision import prepare_model
+from kairostep.training.row_noise import RowNoise, targets_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +48,10 @@ class Trainer:
         for batch in batches.from_step(0):
             trainer.step([batch])
 
-    A step is a function of seed, rank, step number, weights and batch: random numbers are seeded at its start. You may
-    compile the model in place, by `model.compile()`. `cuda_graphs.ReplayedTrainer` replays `backward`, `update` and
-    `losses_at` as CUDA graphs.
+    A step is a function of seed, step number, weights and batch. Processes that share a batch take the step that one
+    would take with all of it, up to the order of summation: noise is a function of (seed, step, row). Dropout is the
+    exception: its masks depend on the process. You may compile the model in place, by `model.compile()`.
+    `cuda_graphs.ReplayedTrainer` replays `backward`, `update` and `losses_at` as CUDA graphs.
 
     Args:
         model: The network, called as the objective calls it. It is moved to the accelerator's device.
@@ -84,15 +88,19 @@ class Trainer:
         device = self.accelerator.device
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         model.to(device, memory_format=self.memory_format)  # type: ignore[call-overload]
+        if isinstance(model, DistributedDataParallel):
+            raise ValueError("model must be the bare network, got it in DistributedDataParallel: pass model.module")
+        share_start(model)
         self.ema = EMA(model, ema_decay)  # before `prepare_model` wraps the forward in autocast
         self.model, self.optimizer = prepare_model(model, self.accelerator), optimizer
         self.scaler = self.accelerator.scaler or torch.amp.GradScaler(enabled=False)  # only fp16 scales
-        self.network = self.accelerator.unwrap_model(self.model)  # without DDP: ranks may probe unequally often
+        self.network, self.average = self.accelerator.unwrap_model(self.model), GradientAverage(model)
         self.sampler = sampler.to(device)
         self.sampler.set_optimizer(optimizer)
         self.objective, self.learning_rate, self.max_grad_norm = objective, learning_rate, max_grad_norm
         self.parameters = list(model.parameters())
         self.pairs, self.seed, self.step_number = pairs, seed, 0
+        self.noise = RowNoise(seed, self.accelerator.process_index, device)
 
     def step(self, batches: Sequence[Batch]) -> Step:
         """Take one optimizer step on the mean loss of these batches.
@@ -104,8 +112,10 @@ class Trainer:
         # Draw timesteps for each batch and backpropagate its loss; processes exchange gradients at the last one
         seen = []
         for number, batch in enumerate(batches, start=1):
-            with nullcontext() if number == len(batches) else self.accelerator.no_sync(self.model):
-                seen.append(self.backward(batch, len(batches)))
+            key = self.noise.step_key(self.step_number, number)
+            with self.exchanging() if number == len(batches) else nullcontext():
+                seen.append(self.backward(batch, key, len(batches)))
+        self.average.finish()
 
         # Show the sampler the losses, and let it watch the update
         *earlier, last = seen
@@ -121,19 +131,24 @@ class Trainer:
         self.step_number += 1
         return merge_batches(seen)
 
-    def backward(self, batch: Batch, num_batches: int = 1) -> SeenBatch:
-        """Draw timesteps and backpropagate one micro-batch, scaled by 1/num_batches."""
-        x0, labels, noise = batch.x0, batch.labels, None
+    def exchanging(self) -> AbstractContextManager[None]:
+        """Return a block for a backward pass that sends gradients while it makes others."""
+        return self.average.overlapped()
+
+    def backward(self, batch: Batch, key: Tensor, num_batches: int = 1) -> SeenBatch:
+        """Draw timesteps and backpropagate one micro-batch, scaled by 1/num_batches. Its noise depends on the key."""
         with torch.no_grad():  # the sampler does not count these draws as unobserved: `step` shows it their losses
-            drawn = self.sampler.sample(x0)
+            drawn = self.sampler.sample(batch.x0)
         if self.pairs:
-            pairs = antithetic_pairs(self.objective.process, x0, drawn)
-            x0, labels, noise = x0[pairs.rows], None if labels is None else labels[pairs.rows], pairs.noise
-        x0 = x0.contiguous(memory_format=self.memory_format) if x0.ndim == 4 else x0
-        losses = self.objective(self.model, x0, drawn.t, noise=noise, **class_condition(labels))
+            batch, noise = self.noise.of_pairs(key, batch, drawn, self.objective)
+        else:
+            noise = self.noise.of_batch(key, batch.x0)
+        x0 = batch.x0.contiguous(memory_format=self.memory_format) if batch.x0.ndim == 4 else batch.x0
+        with targets_by(key, self.objective):
+            losses = self.objective(self.model, x0, drawn.t, noise=noise, **class_condition(batch.labels))
         loss = (losses * drawn.weight).mean()
         self.scaler.scale(loss if num_batches == 1 else loss / num_batches).backward()
-        return SeenBatch(Batch(x0, labels), drawn, losses.detach())
+        return SeenBatch(Batch(x0, batch.labels), drawn, losses.detach())
 
     def update(self) -> None:
         """Clip, step, zero gradients."""
@@ -149,9 +164,18 @@ class Trainer:
         self.optimizer.zero_grad()
 
     def losses_at(self, batch: Batch, rows: Tensor, t: Tensor) -> Tensor:
-        """Return the losses (N,) of these rows (N,) of a batch at the times t (N,)."""
+        """Return the losses (N,) of these rows (N,) of a batch at the times t (N,).
+
+        The noise is a function of the probe, the row over all processes and t, the same before and after a step.
+        """
+        return self.losses_with(self.noise.probe_key(self.step_number), batch, rows, t)
+
+    def losses_with(self, key: Tensor, batch: Batch, rows: Tensor, t: Tensor) -> Tensor:
+        """Return the losses (N,) of rows (N,) at t (N,) with the noise that the key gives them."""
+        noise = self.noise.of_probe(key, batch.x0, rows, t)
         cond = class_condition(batch.labels, rows)
-        return self.objective(self.network.forward, batch.x0[rows], t, **cond)  # `forward`: not compiled for N rows
+        with targets_by(key, self.objective):  # `forward`: not compiled for N rows
+            return self.objective(self.network.forward, batch.x0[rows], t, noise=noise, **cond)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that later steps depend on. Random numbers follow from seed and step number."""
