@@ -1,8 +1,10 @@
 """A run is a function of its configuration and seed, whatever the number of processes, and may change that number."""
 
 import os
+import signal
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,22 @@ import torch
 from small_runs import (
     ADAPTIVE,
     CONTEXT,
+    LEARNING,
     PATIENCE,
     SMALL,
+    arguments,
+    assert_same_run,
     configure,
+    last_step,
+    lines_of,
+    num_lines,
     rank_environments,
+    start_ranks,
+    state_of,
+    train_here,
 )
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from kairostep.data import Batch
 from kairostep.experiments import build
@@ -115,3 +127,72 @@ def test_every_sampler_trains_the_same_on_any_number_of_processes(
     found = losses_with(num_processes, tmp_path, CASES)
     apart = {case: float((found[case] - of_one[case]).abs().max()) for case in CASES}
     assert {case: value for case, value in apart.items() if not value < 1e-6} == {}
+
+
+# Whole runs
+
+SETTINGS: Mapping[str, Any] = {**LEARNING["root_loss"], "batch_size": 24, "steps": 24, "checkpoint_every": 8}
+
+
+def train_on(num_processes: int, directory: Path, log: Path, steps: int = 24) -> str:
+    """Train or go on to this step with as many processes, and return what the first one printed."""
+    children = start_ranks(arguments(directory, {**SETTINGS, "steps": steps}), log, num_processes)
+    assert [child.join() for child in children] == [0] * num_processes, [child.output for child in children]
+    return children[0].output
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that one process trains without a stop."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    train_here(directory, SETTINGS)
+    return directory
+
+
+def assert_close_runs(found: Path, expected: Path) -> None:
+    """Losses and held-out losses are those of the other run up to rounding, and so is what the sampler learned.
+
+    Weights are not compared: those that the loss hardly depends on have gradients of rounding, which Adam makes large.
+    """
+    tables = [state_of(directory)["trainer"]["sampler"]["table.rows"] for directory in (found, expected)]
+    assert_close(tables[0], tables[1], rtol=1e-5, atol=1e-6)
+    losses = [losses_between(directory) for directory in (found, expected)]
+    held_out = [
+        {line["step"]: line["held_out"]["loss"] for line in lines_of(d) if "held_out" in line}
+        for d in (found, expected)
+    ]
+    for own, other in (losses, held_out):
+        common = own.keys() & other.keys()
+        assert len(common) >= 3
+        assert {step: own[step] for step in common} == pytest.approx({step: other[step] for step in common}, abs=1e-6)
+
+
+def losses_between(directory: Path) -> dict[tuple[int, int], float]:
+    """Return mean losses by the steps between which they were taken: a run that stops writes one more line."""
+    lines = [line for line in lines_of(directory) if "loss" in line]
+    steps = [0, *(line["step"] for line in lines)]
+    return {interval: line["loss"] for interval, line in zip(pairwise(steps), lines, strict=True)}
+
+
+def test_a_run_goes_on_with_another_number_of_processes(whole: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    train_on(2, directory, tmp_path / "log", steps=8)
+    output = train_on(3, directory, tmp_path / "log", steps=16)
+    assert "going on from step 8 to 16, 2 processes before" in output
+    run = train_here(directory, SETTINGS)  # one process again, as in a notebook
+    assert run.accelerator.num_processes == 1
+    assert_close_runs(directory, whole)
+
+
+@pytest.mark.parametrize("num_processes", [3, 4])
+def test_as_many_processes_go_on_bitwise(num_processes: int, whole: Path, tmp_path: Path) -> None:
+    through, stopped = tmp_path / "through", tmp_path / "stopped"
+    train_on(num_processes, through, tmp_path / "log")
+    children = start_ranks(arguments(stopped, SETTINGS), tmp_path / "log", num_processes)
+    assert children[0].wait_until(lambda: num_lines(stopped) >= 2)
+    for child in children:
+        child.send(signal.SIGKILL)
+    assert last_step(stopped) < 24
+    train_on(num_processes, stopped, tmp_path / "log")
+    assert_same_run(stopped, through)
+    assert_close_runs(through, whole)
