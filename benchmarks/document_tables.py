@@ -20,6 +20,7 @@ RESULTS = ROOT / "results"
 STUDY = RESULTS / "study" / "linear-8000"
 BASE = ("uniform", 128)  # the sampler and the batch that other rows are compared with
 COSTS = {"CPU, ms": "cpu_2.log", "H200, ms": "h200.log"}  # column -> log of sampler_cost
+CONTROLS = {"permuted": "`RootLoss`, its bins permuted: a control"}  # arms that are no sampler of ours
 MEASURED = {  # page of a method -> arms of results/convergence
     "root_loss": ("root_loss",),
     "antithetic_pairs": ("root_loss", "root_loss-pairs"),
@@ -94,7 +95,7 @@ def results_table(folder: Path = STUDY) -> str:
         log = Log.read(path)
         arms.setdefault(log.arm, {})[log.where["seed"]] = log
     header = ["draws", "batch", "held-out error", "FID, by seed", "time to the first row's error"]
-    order = sorted(arms, key=lambda arm: (arm != BASE, arm))
+    order = sorted(arms, key=lambda arm: (arm[0] in CONTROLS, arm != BASE, arm))
     rows = [results_row(arm, arms[arm], arms[BASE]) for arm in order]
     return as_markdown(header, rows)
 
@@ -104,10 +105,17 @@ def results_row(arm: tuple[str, int], logs: dict[int, Log], base: dict[int, Log]
     sampler, batch = arm
     times = [(logs[seed].seconds_to(base[seed].error), base[seed]) for seed in sorted(logs.keys() & base.keys())]
     ratios = [seconds / other.seconds_to(other.error) for seconds, other in times if seconds is not None]
-    time = mean_and_interval(ratios) if len(ratios) == len(times) > 0 else "not reached by all"
+    time = (
+        mean_and_interval(ratios)
+        if len(ratios) == len(times) > 0
+        else "not reached by all"
+        if ratios
+        else "not reached"
+    )
     error = statistics.fmean(log.error for log in logs.values())
     fids = ", ".join(f"{logs[seed].end['fid'][0]:.1f}" for seed in sorted(logs))
-    return [f"`{samplers.find(sampler).__name__}`", str(batch), f"{error:.5f}", fids, "1" if arm == BASE else time]
+    name = CONTROLS.get(sampler) or f"`{samplers.find(sampler).__name__}`"
+    return [name, str(batch), f"{error:.5f}", fids, "1" if arm == BASE else time]
 
 
 def mean_and_interval(ratios: Sequence[float]) -> str:
