@@ -1,8 +1,8 @@
 """The gradient noise of a training step under any density of t, in the metric of the optimizer."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from kairostep.analysis.rows import Rows
 from kairostep.checks import count
 from kairostep.diffusion import Objective
+from kairostep.diffusion.conditions import class_condition
 from kairostep.timesteps.gradient_size import Metric, squared_size, trained_parameters
 from kairostep.timesteps.histogram import with_floor
 from kairostep.timesteps.noise import least_noise_density, noise_ratio
 from kairostep.timesteps.probes import eval_mode
+from kairostep.training.cuda_graphs import Graphs
 
 METRICS: tuple[Metric, ...] = get_args(Metric)
 ROOT_LOSS_FLOOR = 0.1  # the default of `RootLoss`
@@ -86,6 +88,7 @@ def gradient_noise(
     num_bins: int = 20,
     rows_per_bin: int = 64,
     seed: int = 0,
+    progress: Callable[[int], None] | None = None,
 ) -> GradientNoise:
     """Return the size of single-row gradients in each bin of t, in three metrics, in eval mode.
 
@@ -97,20 +100,22 @@ def gradient_noise(
         num_bins: Equal bins of t. Times are spread evenly over a bin.
         rows_per_bin: Single-row gradients of each bin.
         seed: Of rows, times and noise.
+        progress: Called with the number of rows that were measured since the call before.
     """
     count("num_bins", num_bins, at_most=10**6, example=20)
     count("rows_per_bin", rows_per_bin, at_least=2)
-    parameters = trained_parameters(optimizer)
     generator = torch.Generator().manual_seed(seed)
     index = torch.randint(len(rows.x0), (rows_per_bin,), generator=generator).to(rows.x0.device)
     noise = torch.randn((rows_per_bin, *rows.x0.shape[1:]), generator=generator).to(rows.x0)
     place = (torch.randperm(rows_per_bin, generator=generator) + 0.5) / rows_per_bin
     times = (torch.arange(num_bins)[:, None] + place).to(rows.x0.device) / num_bins  # (K, R)
+    measure = _RowGradients(model, objective, optimizer, rows.x0.device)
     bins = []
     with eval_mode(model), torch.enable_grad():
         for t in times:
-            losses = _single_losses(model, objective, rows, index, noise, t)
-            bins.append(_measure_bin(losses, parameters, optimizer))
+            bins.append(measure.of_bin(rows, index, noise, t))
+            if progress is not None:
+                progress(len(t))
     return GradientNoise(
         squared={m: torch.stack([one.squared[m] for one in bins]) for m in METRICS},
         mean_squared={m: torch.stack([one.mean_squared[m] for one in bins]) for m in METRICS},
@@ -126,26 +131,39 @@ class _Bin:
     losses: Tensor  # (R,)
 
 
-def _single_losses(
-    model: Callable[..., Any], objective: Objective, rows: Rows, index: Tensor, noise: Tensor, t: Tensor
-) -> Iterator[Tensor]:
-    """Yield the loss of each row in turn, a scalar with a graph."""
-    for row in range(len(index)):
-        one = slice(row, row + 1)
-        yield objective(model, rows.x0[index[one]], t[one], noise=noise[one], **rows.cond(index[one])).sum()
+class _RowGradients:
+    """Gradients of single rows, one after the other.
 
+    On a GPU they are replayed as a CUDA graph: launching the kernels of one row takes longer than running them.
+    """
 
-def _measure_bin(losses: Iterable[Tensor], parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> _Bin:
-    """Return the squared sizes of the rows' gradients in each metric, and of their mean without bias."""
-    squared: dict[Metric, list[Tensor]] = {metric: [] for metric in METRICS}
-    values, total = [], [torch.zeros_like(p) for p in parameters]
-    for loss in losses:
-        gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
-        values.append(loss.detach())
-        total = [own + g.detach() for own, g in zip(total, gradients, strict=True)]
-        for metric in METRICS:
-            squared[metric].append(squared_size(gradients, optimizer, metric))
-    num, stacked = len(values), {metric: torch.stack(squared[metric]).double().cpu() for metric in METRICS}
-    of_total = {metric: squared_size(total, optimizer, metric).double().cpu() for metric in METRICS}
-    mean_squared = {m: (of_total[m] - stacked[m].sum()) / (num * (num - 1)) for m in METRICS}
-    return _Bin(stacked, mean_squared, torch.stack(values).double().cpu())
+    def __init__(
+        self, model: nn.Module, objective: Objective, optimizer: torch.optim.Optimizer, device: torch.device
+    ) -> None:
+        self.model, self.objective, self.optimizer = model, objective, optimizer
+        self.parameters = trained_parameters(optimizer)
+        self.total = [torch.zeros_like(p) for p in self.parameters]  # of the gradients of a bin
+        on_gpu = device.type == "cuda"
+        self.measure = Graphs(device).wrap("a row's gradient", self._measure) if on_gpu else self._measure
+
+    def _measure(self, x0: Tensor, t: Tensor, noise: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the loss of a row, (1,), and its gradient's squared size in each metric, (3,). Add it to the total."""
+        loss = self.objective(self.model, x0, t, noise=noise, **class_condition(labels))
+        gradients = torch.autograd.grad(loss.sum(), self.parameters, materialize_grads=True)
+        torch._foreach_add_(self.total, list(gradients))
+        return loss.detach(), torch.stack([squared_size(gradients, self.optimizer, metric) for metric in METRICS])
+
+    def of_bin(self, rows: Rows, index: Tensor, noise: Tensor, t: Tensor) -> _Bin:
+        """Return the squared sizes of the gradients of rows (R,) at t (R,), and of their mean without bias."""
+        torch._foreach_zero_(self.total)
+        labels = None if rows.labels is None else rows.labels[index]
+        found = []
+        for row in range(len(index)):
+            one = slice(row, row + 1)
+            found.append(self.measure(rows.x0[index[one]], t[one], noise[one], None if labels is None else labels[one]))
+        losses, sizes = torch.cat([loss for loss, _ in found]), torch.stack([size for _, size in found], dim=1)
+        squared = dict(zip(METRICS, sizes.double().cpu(), strict=True))  # (R,) each
+        of_total = {metric: squared_size(self.total, self.optimizer, metric).double().cpu() for metric in METRICS}
+        num = len(index)
+        mean_squared = {metric: (of_total[metric] - squared[metric].sum()) / (num * (num - 1)) for metric in METRICS}
+        return _Bin(squared, mean_squared, losses.double().cpu())

@@ -41,10 +41,10 @@ def analyse_noise(known: argparse.Namespace, settings: Sequence[str], train: Tra
     state = read(trained.checkpoint)["trainer"]["optimizer"]
     optimizer = optimizer_of(study.config, state, list(trained.model.parameters()))
     meter = ProgressMeter(known.bins * known.rows, f"gradients at step {step}", unit="row")
-    with meter, meter.watching(trained.model):
-        noise = gradient_noise(trained.model, trained.objective, rows, optimizer, **sizes, seed=known.measure_seed)
-    given = known_densities(study, trained, step, known.bins)
-    densities = noise.densities(given, DECIDING)
+    given: dict[str, Any] = {**sizes, "seed": known.measure_seed, "progress": meter.update}
+    with meter:
+        noise = gradient_noise(trained.model, trained.objective, rows, optimizer, **given)
+    densities = noise.densities(known_densities(study, trained, step, known.bins), DECIDING)
     print(f"{study.heading}, step {step}, {known.rows} rows in each of {known.bins} bins of t\n")
     print(moments_table(noise))
     print(
