@@ -197,3 +197,20 @@ def test_losses_that_are_differentiated_are_not_replayed() -> None:
         trainer.network.eval()
         trainer.losses_at(batch, rows, t)
     assert len(trainer.replayed_losses.num_calls) == 2  # one for each mode of the network
+
+
+@pytest.mark.usefixtures("device")
+def test_the_size_of_a_gradient_is_replayed_as_a_whole() -> None:
+    trainer, plain = make_trainer(ReplayedTrainer, fused=True), make_trainer(Trainer, fused=True)
+    assert isinstance(trainer, ReplayedTrainer)
+    batch, rows, t = Batch(torch.randn(4, 2), None), torch.arange(4), torch.full((4,), 0.5)
+    signs = torch.tensor([1.0, -1.0, -1.0, 1.0])
+    expected = plain.gradient_size_at(batch, rows, t, signs)
+    with torch.no_grad():
+        for _ in range(NUM_EAGER + 2):
+            losses, size = trainer.gradient_size_at(batch, rows, t, signs)
+            assert torch.equal(losses, expected[0])
+            assert torch.equal(size, expected[1])
+    assert float(size) > 0
+    assert not losses.requires_grad
+    assert len(trainer.replayed_size.recordings) == 1

@@ -45,6 +45,15 @@ def squared_size(gradients: Sequence[Tensor], optimizer: torch.optim.Optimizer, 
     return torch.stack(torch._foreach_norm(scale_gradients(gradients, optimizer, metric))).square().sum()
 
 
+def signed_size(losses: Tensor, signs: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
+    """Return the squared size of the gradient of the losses (N,) with these signs, by row: a float32 scalar.
+
+    With random signs it is the mean squared size of the rows' own gradients, since products between rows cancel.
+    """
+    gradients = torch.autograd.grad((signs * losses).sum(), trained_parameters(optimizer), materialize_grads=True)
+    return squared_size(gradients, optimizer) / len(losses)
+
+
 def _has_second_moment(state: dict[str, Any] | None) -> bool:
     return state is not None and "exp_avg_sq" in state
 

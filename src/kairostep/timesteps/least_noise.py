@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -13,7 +14,7 @@ from kairostep.registry import samplers
 from kairostep.timesteps.bin_means import BinMeans
 from kairostep.timesteps.context import SamplerContext
 from kairostep.timesteps.draw_table import TableSampler
-from kairostep.timesteps.gradient_size import squared_size, trained_parameters
+from kairostep.timesteps.gradient_size import signed_size
 from kairostep.timesteps.histogram import with_floor
 from kairostep.timesteps.noise import noise_savings
 from kairostep.timesteps.probes import Borrowed, check_losses, probe_randomness
@@ -128,13 +129,10 @@ class LeastNoise(TableSampler):
         index = torch.arange(rows.start, rows.stop, device=x0.device)
         within = torch.rand(len(rows), dtype=torch.float32, device=x0.device)
         t = (self.probed_bin(number) + within) / self.num_bins
-        losses = check_losses(loss_at(index, t), index)
-        if not losses.requires_grad:
-            raise ValueError("LeastNoise needs a differentiable loss_at: take it out of torch.no_grad()")
-        signs = torch.randint(2, (len(rows),), device=x0.device).to(losses) * 2 - 1
-        gradients = torch.autograd.grad((signs * losses).sum(), trained_parameters(optimizer), materialize_grads=True)
-        size = squared_size(gradients, optimizer) / len(rows)
-        loss = self._moments(t, losses.detach().float()).mean() / loss_moments(self.squares).mean().clamp(min=1e-30)
+        signs = torch.randint(2, (len(rows),), device=x0.device).to(torch.float32) * 2 - 1
+        measure = getattr(loss_at, "gradient_size", None) or partial(gradient_size, loss_at, optimizer)
+        losses, size = measure(index, t, signs)
+        loss = self._moments(t, losses.float()).mean() / loss_moments(self.squares).mean().clamp(min=1e-30)
         usable = (size < LARGEST) & (loss < LARGEST) & (size > 0) & (loss > 0)
         return torch.where(usable, (size / loss).log(), torch.nan)[None]
 
@@ -201,6 +199,19 @@ class LeastNoise(TableSampler):
             "skipped_losses": self.squares.num_skipped,
             "skipped_probes": self.log_ratios.num_skipped,
         }
+
+
+def gradient_size(
+    loss_at: LossAt, optimizer: torch.optim.Optimizer, rows: Tensor, t: Tensor, signs: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the losses (N,) of rows at t, detached, and their `signed_size`, ().
+
+    The `loss_at` of the built-in trainer has this as a method of its own, which it can replay as a CUDA graph.
+    """
+    losses = check_losses(loss_at(rows, t), rows)
+    if not losses.requires_grad:
+        raise ValueError("LeastNoise needs a differentiable loss_at: take it out of torch.no_grad()")
+    return losses.detach(), signed_size(losses, signs.to(losses), optimizer)
 
 
 def num_due(step: int) -> int:

@@ -209,6 +209,7 @@ class ReplayedTrainer(Trainer):
         graphs = Graphs(self.accelerator.device)
         self.replayed_backward = graphs.wrap("the gradient", self._compute_backward)
         self.replayed_losses = graphs.wrap("a probe", self._compute_losses)
+        self.replayed_size = graphs.wrap("a probe of the gradient", self._compute_size)
         self.replayed_update: Callable[[], None] = super().update
         if self.scaler.is_enabled() or not all(group.get("fused") for group in self.optimizer.param_groups):
             log.warning("the optimizer's step is not replayed: only a fused one can be, and not in fp16")
@@ -246,6 +247,17 @@ class ReplayedTrainer(Trainer):
         inputs = (self.noise.probe_key(self.step_number), batch.x0, batch.labels, rows, t, self.network.training)
         losses: Tensor = self.replayed_losses(*inputs)[0]
         return losses
+
+    def gradient_size_at(self, batch: Batch, rows: Tensor, t: Tensor, signs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the losses (N,) of these rows at t, and the size of their gradient with these signs, ()."""
+        key = self.noise.probe_key(self.step_number)
+        losses, size = self.replayed_size(key, batch.x0, batch.labels, rows, t, signs, self.network.training)
+        return losses, size
+
+    def _compute_size(
+        self, key: Tensor, x0: Tensor, labels: Tensor | None, rows: Tensor, t: Tensor, signs: Tensor, training: bool
+    ) -> Values:
+        return self.gradient_size_with(key, Batch(x0, labels), rows, t, signs)
 
     def _compute_backward(self, x0: Tensor, labels: Tensor | None, key: Tensor, num_batches: int) -> Values:
         seen = super().backward(Batch(x0, labels), key, num_batches)

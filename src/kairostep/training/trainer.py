@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from kairostep.diffusion import Objective
 from kairostep.diffusion.conditions import class_condition
 from kairostep.diffusion.variance_reduction import check_pairs
 from kairostep.timesteps import Timesteps, TimestepSampler
+from kairostep.timesteps.gradient_size import signed_size
 from kairostep.timesteps.probes import global_generators
 from kairostep.training.ema import EMA
 from kairostep.training.gradient_average import GradientAverage, share_start
@@ -39,6 +39,22 @@ class Step:
 
     drawn: Timesteps
     losses: Tensor  # (B,) before their weights
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLosses:
+    """Losses and gradients of rows of a batch, for probes: `loss_at` of the samplers."""
+
+    trainer: "Trainer"
+    batch: Batch
+
+    def __call__(self, rows: Tensor, t: Tensor) -> Tensor:
+        """Return the losses (N,) of these rows (N,) at the times t (N,)."""
+        return self.trainer.losses_at(self.batch, rows, t)
+
+    def gradient_size(self, rows: Tensor, t: Tensor, signs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the losses (N,), detached, and the `signed_size` of their gradient, ()."""
+        return self.trainer.gradient_size_at(self.batch, rows, t, signs)
 
 
 class Trainer:
@@ -124,7 +140,7 @@ class Trainer:
         if self.learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.learning_rate(self.step_number)
-        with self.sampler.observe(last.batch.x0, last.drawn, last.losses, partial(self.losses_at, last.batch)):
+        with self.sampler.observe(last.batch.x0, last.drawn, last.losses, BatchLosses(self, last.batch)):
             self.update()
 
         self.ema.update()
@@ -176,6 +192,18 @@ class Trainer:
         cond = class_condition(batch.labels, rows)
         with targets_by(key, self.objective):  # `forward`: not compiled for N rows
             return self.objective(self.network.forward, batch.x0[rows], t, noise=noise, **cond)
+
+    def gradient_size_at(self, batch: Batch, rows: Tensor, t: Tensor, signs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the losses (N,) of these rows at t, and the size of their gradient with these signs, ()."""
+        return self.gradient_size_with(self.noise.probe_key(self.step_number), batch, rows, t, signs)
+
+    def gradient_size_with(
+        self, key: Tensor, batch: Batch, rows: Tensor, t: Tensor, signs: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the losses (N,) and the size () with the noise that the key gives them."""
+        with torch.enable_grad():
+            losses = self.losses_with(key, batch, rows, t)
+            return losses.detach(), signed_size(losses, signs.to(losses), self.optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that later steps depend on. Random numbers follow from seed and step number."""
