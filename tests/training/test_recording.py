@@ -205,6 +205,8 @@ def test_the_size_of_a_gradient_is_replayed_as_a_whole() -> None:
     assert isinstance(trainer, ReplayedTrainer)
     batch, rows, t = Batch(torch.randn(4, 2), None), torch.arange(4), torch.full((4,), 0.5)
     signs = torch.tensor([1.0, -1.0, -1.0, 1.0])
+    for own in (trainer, plain):
+        own.network.eval()  # without dropout
     expected = plain.gradient_size_at(batch, rows, t, signs)
     with torch.no_grad():
         for _ in range(NUM_EAGER + 2):
