@@ -79,8 +79,8 @@ class RowRandom:
         Two numbers are made from 64 bits. None is beyond 6.7.
         """
         num = math.prod(shape)
-        num_pairs = (num + 1) // 2
-        low, high = self._bits(num_pairs).view(torch.int32).view(-1, num_pairs, 2).unbind(2)  # (B, num_pairs) each
+        bits = self._bits(-(-num // 2)).view(torch.int32)  # (B, N), or one more
+        low, high = bits[:, ::2], bits[:, 1::2]  # (B, N / 2) each
         share = low.to(torch.float32).abs_().add_(0.5).mul_(2**-31)  # in (0, 1], fine near 0, where the tails are
         radius, angle = share.log_().mul_(-2).sqrt_(), high.to(torch.float32).mul_(math.pi * 2**-31)
         return torch.cat([angle.cos().mul_(radius), angle.sin_().mul_(radius)], dim=1)[:, :num].reshape(-1, *shape)

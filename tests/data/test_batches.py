@@ -1,4 +1,4 @@
-"""Batches are functions of (seed, rank, step), wherever the set lies and however many ranks share the work."""
+"""Batches are functions of (seed, step), wherever the set lies and however many ranks share the work."""
 
 import multiprocessing
 import time
@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kairostep.counters import RowRandom
 from kairostep.data import Batch, Batches, Dataset, InMemory
 from kairostep.data.batches import Order
 
@@ -133,19 +134,31 @@ def test_an_error_in_reading_arrives_and_ends_the_workers_at_once(num_workers: i
     assert time.monotonic() - start < 4
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 6])
-def test_ranks_see_together_what_one_rank_sees(world_size: int) -> None:
-    dataset = numbered(flip=False)
-    whole = take(Batches(dataset, 12), 8)
-    ranks = [take(Batches(dataset, 12, rank=rank, world_size=world_size), 8) for rank in range(world_size)]
-    joined = [
-        Batch(
-            torch.cat([part.x0 for part in parts]),
-            torch.cat([part.labels for part in parts if part.labels is not None]),
-        )
-        for parts in zip(*ranks, strict=True)
+def join(parts: tuple[Batch, ...]) -> Batch:
+    """Return the batches of all ranks as one."""
+    labels = [part.labels for part in parts if part.labels is not None]
+    return Batch(torch.cat([part.x0 for part in parts]), torch.cat(labels) if labels else None)
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+@pytest.mark.parametrize("kind", ["flips and labels", "noise"])
+def test_ranks_see_together_bitwise_what_one_rank_sees(kind: str, world_size: int, resident: bool) -> None:
+    dataset, dropout = (Counted(), None) if kind == "noise" else (numbered(), 0.3)
+    options = {"seed": 4, "label_dropout": dropout, "resident": resident}
+    whole = take(Batches(dataset, 24, **options), 8)
+    ranks = [take(Batches(dataset, 24, rank=rank, world_size=world_size, **options), 8) for rank in range(world_size)]
+    assert_same([join(parts) for parts in zip(*ranks, strict=True)], whole)
+
+
+@pytest.mark.parametrize("world_size", [3, 6])
+def test_any_number_of_ranks_that_divides_the_batch_will_do(world_size: int) -> None:
+    whole = take(Batches(numbered(), 12, label_dropout=0.5), 8)
+    ranks = [
+        take(Batches(numbered(), 12, rank=rank, world_size=world_size, label_dropout=0.5), 8)
+        for rank in range(world_size)
     ]
-    assert_same(joined, whole)
+    assert_same([join(parts) for parts in zip(*ranks, strict=True)], whole)
 
 
 def test_ranks_mirror_and_drop_independently() -> None:
@@ -206,9 +219,9 @@ class Counted(Dataset):
         self.num_reads += 1
         return torch.full((3,), float(row)), 0
 
-    def to_x0(self, stored: Tensor, generator: torch.Generator | None) -> Tensor:
+    def to_x0(self, stored: Tensor, random: RowRandom | None) -> Tensor:
         """Return what is stored, with noise in training."""
-        return stored if generator is None else stored + torch.randn(stored.shape, generator=generator)
+        return stored if random is None else stored + random.normal(self.shape)
 
     def fingerprint(self) -> str:
         """Return a constant."""

@@ -10,6 +10,7 @@ import torch
 from diffusers import AutoencoderKL, VQModel
 from torch.testing import assert_close
 
+from kairostep.counters import RowRandom, key_tensor
 from kairostep.data import Batches, InMemory, LatentSet, encode_latents
 from kairostep.data import latents as latents_module
 
@@ -71,15 +72,16 @@ def test_latents_are_those_of_diffusers(tmp_path: Path, saved: dict[str, Path], 
 
 
 @every_kind
-def test_noise_has_the_stated_spread_and_comes_from_the_generator_alone(
+def test_noise_has_the_stated_spread_and_is_a_function_of_the_key(
     tmp_path: Path, saved: dict[str, Path], kind: str
 ) -> None:
     dataset = images()
     latents = encode_latents(dataset, saved[kind], tmp_path)
     _, std = expected_moments(saved[kind], kind, dataset.to_x0(dataset.stored, None))
     stored = latents.read_all()[0]
-    draws = torch.stack([latents.to_x0(stored, torch.Generator().manual_seed(seed)) for seed in range(2000)])
-    assert torch.equal(latents.to_x0(stored, torch.Generator().manual_seed(3)), draws[3])
+    rows = torch.arange(len(stored))
+    draws = torch.stack([latents.to_x0(stored, RowRandom(key_tensor(seed), rows)) for seed in range(2000)])
+    assert torch.equal(latents.to_x0(stored, RowRandom(key_tensor(3), rows)), draws[3])
     assert draws.is_contiguous()
     if std is None:
         assert torch.equal(draws[0], latents.to_x0(stored, None))
@@ -144,7 +146,7 @@ def test_an_encoding_that_fails_leaves_nothing(
     tmp_path: Path, saved: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = images()
-    monkeypatch.setattr(dataset, "to_x0", lambda stored, generator: stored.float() / 0)
+    monkeypatch.setattr(dataset, "to_x0", lambda stored, random: stored.float() / 0)
     with pytest.raises(ValueError, match="moments of latents must be finite"):
         encode_latents(dataset, saved["AutoencoderKL"], tmp_path)
     assert list(tmp_path.iterdir()) == []

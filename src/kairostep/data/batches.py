@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from kairostep.checks import count, share
-from kairostep.counters import mix_seed
+from kairostep.counters import RowRandom, key_tensor, mix_seed
 from kairostep.data.dataset import Dataset
 from kairostep.data.streaming import StoredBatch, stream
 
 RESIDENT_BYTES = 2 * 2**30  # a set of up to this size is kept on the device
-_ORDER, _AUGMENTATION = 0, 1  # what a seed is for
+_ORDER, _AUGMENTATION, _LABELS = 0, 1, 2  # what a seed is for
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,11 @@ class Order:
 
 
 class Batches:
-    """Infinite batches: batch k is a function of (seed, rank, k), so that a run can resume at any step.
+    """Infinite batches: batch k is a function of (seed, k), so that a run can resume at any step.
 
     The order is an endless sequence of permutations of the set. Batch k holds the positions
-    [k * batch_size, (k + 1) * batch_size), and each rank takes a contiguous slice of them.
+    [k * batch_size, (k + 1) * batch_size), and each rank takes a contiguous slice of them. Flips, dropped labels and
+    noise are functions of (seed, k, row of the batch): the slices of all ranks are bitwise the batch of one.
 
     Args:
         dataset: The set to read.
@@ -118,12 +119,15 @@ class Batches:
 
     def _batches(self, step: int) -> Generator[Batch, None, None]:
         read = self._read_resident(step) if self.resident else self._read_streaming(step)
-        generator = torch.Generator(self.device)
+        num_local = self.batch_size // self.world_size
+        rows = self.rank * num_local + torch.arange(num_local, device=self.device)  # of the batch over all ranks
         with closing(read):
             for samples, labels in read:
-                generator.manual_seed(mix_seed(self.seed, _AUGMENTATION, self.rank, step))
-                x0 = self.dataset.to_x0(samples, generator)
-                yield Batch(x0, self._drop(labels, generator))
+                augmentation, dropout = (
+                    RowRandom(key_tensor(self.seed, purpose, step, device=self.device), rows)
+                    for purpose in (_AUGMENTATION, _LABELS)
+                )
+                yield Batch(self.dataset.to_x0(samples, augmentation), self._drop(labels, dropout))
                 step += 1
 
     def _rows(self, step: int, device: torch.device) -> Iterator[Tensor]:
@@ -146,10 +150,9 @@ class Batches:
         rows = (batch.tolist() for batch in self._rows(step, torch.device("cpu")))
         return stream(self.dataset, rows, device=self.device, num_workers=self.num_workers)
 
-    def _drop(self, labels: Tensor, generator: torch.Generator) -> Tensor | None:
+    def _drop(self, labels: Tensor, random: RowRandom) -> Tensor | None:
         if self.label_dropout is None or self.dataset.num_classes == 0:
             return None
         if self.label_dropout == 0:
             return labels
-        dropped = torch.rand(len(labels), generator=generator, device=labels.device) < self.label_dropout
-        return labels.masked_fill(dropped, self.dataset.num_classes)
+        return labels.masked_fill(random.uniform() < self.label_dropout, self.dataset.num_classes)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kairostep.checks import count
+from kairostep.counters import RowRandom
 
 
 class Dataset(ABC):
@@ -14,8 +15,8 @@ class Dataset(ABC):
 
     A training loop reads one through `Batches`; without it:
 
-        stored = torch.stack([dataset.read(row)[0] for row in rows]).to(device)
-        x0 = dataset.to_x0(stored, generator)
+        random = RowRandom(key_tensor(seed, step), torch.arange(len(rows)))  # of kairostep.counters
+        x0 = dataset.to_x0(torch.stack([dataset.read(row)[0] for row in rows]), random)
     """
 
     shape: tuple[int, ...]  # of one x0
@@ -30,10 +31,14 @@ class Dataset(ABC):
         """Return one sample as it is stored and its label, 0 in a set without classes."""
 
     @abstractmethod
-    def to_x0(self, stored: Tensor, generator: torch.Generator | None) -> Tensor:
+    def to_x0(self, stored: Tensor, random: RowRandom | None) -> Tensor:
         """Return x0 (B, *shape), float32, of a batch as it is stored, on the batch's device.
 
-        All randomness of training comes from the generator, on the same device; None means no randomness.
+        Args:
+            stored: Samples as `read` returns them, stacked.
+            random: Where all randomness of training comes from: `random.uniform()` gives (B,) numbers in [0, 1),
+                `random.normal(shape)` (B, *shape) normal ones. Those of a row depend on its place in the batch over all
+                processes, not on their number. None means no randomness.
         """
 
     @abstractmethod
@@ -96,9 +101,9 @@ class InMemory(Dataset):
         labels = torch.zeros(len(self), dtype=torch.int64) if self.labels is None else self.labels
         return self.stored, labels
 
-    def to_x0(self, stored: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Return pixels (B, C, H, W) in [-1, 1], half of them mirrored under a generator if the set has `flip`."""
-        return pixels_to_x0(stored, generator if self.flip else None)
+    def to_x0(self, stored: Tensor, random: RowRandom | None) -> Tensor:
+        """Return pixels (B, C, H, W) in [-1, 1]; if the set has `flip`, random numbers mirror half of them."""
+        return pixels_to_x0(stored, random if self.flip else None)
 
     def fingerprint(self) -> str:
         """Return a SHA-256 of pixels, labels and their shapes."""
@@ -109,10 +114,10 @@ class InMemory(Dataset):
         return digest.hexdigest()
 
 
-def pixels_to_x0(stored: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Return uint8 images (B, C, H, W) as float32 in [-1, 1]; a generator mirrors each with probability 1/2."""
-    if generator is not None:
-        mirrored = torch.rand(len(stored), generator=generator, device=stored.device) < 0.5  # (B,)
+def pixels_to_x0(stored: Tensor, random: RowRandom | None) -> Tensor:
+    """Return uint8 images (B, C, H, W) as float32 in [-1, 1]; random numbers mirror each with probability 1/2."""
+    if random is not None:
+        mirrored = random.uniform() < 0.5  # (B,)
         stored = torch.where(mirrored.view(-1, 1, 1, 1), stored.flip(-1), stored)
     return stored.to(torch.float32).div_(127.5).sub_(1).contiguous()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kairostep.counters import RowRandom
 from kairostep.data.dataset import Dataset, InMemory, pixels_to_x0
 from kairostep.data.image_file import read_image, why_unfit
 from kairostep.progress_meter import ProgressMeter
@@ -119,9 +120,9 @@ class StreamedImages(Dataset):
                 len(self._replaced),
             )
 
-    def to_x0(self, stored: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Return pixels (B, C, size, size) in [-1, 1], half of them mirrored under a generator if `flip`."""
-        return pixels_to_x0(stored, generator if self.flip else None)
+    def to_x0(self, stored: Tensor, random: RowRandom | None) -> Tensor:
+        """Return pixels (B, C, size, size) in [-1, 1]; if `flip`, random numbers mirror half of them."""
+        return pixels_to_x0(stored, random if self.flip else None)
 
     def fingerprint(self) -> str:
         """Return a SHA-256 of names, labels, sizes and times of change of the files, and how they are read."""

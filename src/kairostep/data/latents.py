@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kairostep.checks import count
+from kairostep.counters import RowRandom
 from kairostep.data.autoencoder import Autoencoder, open_autoencoder
 from kairostep.data.dataset import Dataset
 from kairostep.data.streaming import stream
@@ -53,13 +54,12 @@ class LatentSet(Dataset):
         """Return the moments of all latents and their labels (N,)."""
         return torch.from_numpy(np.array(self._moments)), torch.from_numpy(np.array(self._labels))
 
-    def to_x0(self, stored: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Return scaled latents (B, c, h, w): drawn with noise from the generator, or their means without one."""
+    def to_x0(self, stored: Tensor, random: RowRandom | None) -> Tensor:
+        """Return scaled latents (B, c, h, w): drawn with random noise, or their means without it."""
         stored = stored.to(torch.float32)
         latent = stored[:, : self.shape[0]]  # (B, c, h, w), the mean
-        if self.autoencoder.has_std and generator is not None:
-            noise = torch.randn(latent.shape, generator=generator, device=latent.device)
-            latent = latent + stored[:, self.shape[0] :] * noise
+        if self.autoencoder.has_std and random is not None:
+            latent = latent + stored[:, self.shape[0] :] * random.normal(self.shape)
         return ((latent - self.autoencoder.shift_factor) * self.autoencoder.scaling_factor).contiguous()
 
     @torch.no_grad()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kairostep.counters import RowRandom, key_tensor
 from kairostep.data import Dataset, LatentSet, NothingHeldOut, encode_latents
 from kairostep.diffusion import Objective, Prediction, StableTarget
 from kairostep.diffusion.process import Process
@@ -143,7 +144,7 @@ def read_reference(config: Config, dataset: Dataset) -> Tensor:
             f"stable_target draws from {len(samples)} images that are kept on the device, got {config.stable_target}: "
             f"pass --stable_target={min(256, len(samples))}"
         )
-    return dataset.to_x0(samples, torch.Generator().manual_seed(0))
+    return dataset.to_x0(samples, RowRandom(key_tensor(0), torch.arange(len(samples))))
 
 
 def load_data(config: Config, device: torch.device) -> tuple[Dataset, Dataset | None]:
