@@ -1,4 +1,4 @@
-"""Every file in experiments/comparisons can be planned, and the negative control draws in the wrong places."""
+"""Every file in experiments/comparisons can be planned, and the negative controls draw in the wrong places."""
 
 import sys
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import torch
 
 from kairostep.comparison.arms import read_arms
 from kairostep.comparison.plan import make_plan
-from kairostep.timesteps import RootLoss
+from kairostep.timesteps import LeastNoise, RootLoss
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments" / "comparisons").glob("*.yaml"))
@@ -20,7 +20,8 @@ def importable_controls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let arms name what lies in benchmarks/samplers, as the commands in the files do by PYTHONPATH."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "samplers"))
     yield
-    sys.modules.pop("permuted_root_loss", None)
+    for name in ("permuted_root_loss", "permuted_least_noise"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -51,10 +52,13 @@ def test_the_arms_are_those_that_each_file_is_about() -> None:
     assert sum(name.startswith("root_loss") for name in arms["what-and-where"]) == 6
 
 
-def test_the_control_is_as_uneven_in_other_bins_and_keeps_the_objective() -> None:
+@pytest.mark.parametrize("original", [RootLoss, LeastNoise])
+def test_the_control_is_as_uneven_in_other_bins_and_keeps_the_objective(original: type[RootLoss | LeastNoise]) -> None:
+    from permuted_least_noise import PermutedLeastNoise
     from permuted_root_loss import PermutedRootLoss
 
-    samplers = [kind(num_bins=10, warmup=1, refresh=1, floor=0.1) for kind in (RootLoss, PermutedRootLoss)]
+    control = {RootLoss: PermutedRootLoss, LeastNoise: PermutedLeastNoise}[original]
+    samplers = [kind(num_bins=10, warmup=1, refresh=1, floor=0.1) for kind in (original, control)]
     t = (torch.arange(1000) + 0.5) / 1000
     for sampler in samplers:
         for _ in range(3):
