@@ -1,4 +1,4 @@
-"""Every file in experiments/comparisons can be planned, and the negative control draws in the wrong places."""
+"""Every file in experiments/comparisons can be planned, and the negative controls draw in the wrong places."""
 
 import sys
 from collections.abc import Iterator
@@ -9,9 +9,12 @@ import torch
 
 from kairostep.comparison.arms import read_arms
 from kairostep.comparison.plan import make_plan
-from kairostep.timesteps import RootLoss
+from kairostep.experiments import preset
+from kairostep.experiments.config import differences, with_overrides
+from kairostep.timesteps import LeastNoise, RootLoss
 
 ROOT = Path(__file__).parents[2]
+RECIPE = {"learning_rate", "schedule", "warmup_steps", "ema_decay"}
 FILES = sorted((ROOT / "experiments" / "comparisons").glob("*.yaml"))
 
 
@@ -20,27 +23,46 @@ def importable_controls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let arms name what lies in benchmarks/samplers, as the commands in the files do by PYTHONPATH."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "samplers"))
     yield
-    sys.modules.pop("permuted_root_loss", None)
+    for name in ("permuted_root_loss", "permuted_least_noise"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_file_makes_a_plan_for_each_task(path: Path, tmp_path: Path) -> None:
     file = read_arms(str(path))
-    assert file.preset == "cifar10-small"
+    assert file.preset is not None
     assert f"--arms experiments/comparisons/{path.name}" in path.read_text()
+    where = {"cifar10": ["--data.path=cifar10.npz"], "images": ["--data.folder=photos"]}
     for task, own in (file.tasks or {"": ()}).items():
         given = {"rates": file.learning_rates, "baseline": file.baseline}
         plan = make_plan(
             tmp_path / task,
             file.preset,
             file.arms,
-            [*file.settings, *own, "--data.path=cifar10.npz"],
+            [*file.settings, *own, *where.get(preset(file.preset).data.name, [])],
             seeds=(0, 1, 2),
             **given,
         )
-        assert plan.configs[plan.baseline].sampler.name == "uniform"
-        assert plan.configs[plan.baseline].fid_every > 0
+        baseline = plan.configs[plan.baseline]
+        is_of_preset = path.stem.startswith("preset-")
+        assert baseline.sampler.name == (preset(file.preset).sampler.name if is_of_preset else "uniform")
+        assert (baseline.fid_every > 0) == (baseline.data.name == "cifar10")  # FID is of photographs
         assert len({run.directory for arm in plan.names for run in plan.runs(arm, 0)}) >= len(plan.arms)
+
+
+@pytest.mark.parametrize("name", [path.stem.removeprefix("preset-") for path in FILES if "preset-" in path.stem])
+def test_the_file_of_a_preset_shortens_it_in_proportion_and_looks_for_a_recipe_alone(name: str) -> None:
+    path = ROOT / "experiments" / "comparisons" / f"preset-{name}.yaml"
+    file = read_arms(str(path))
+    assert file.preset == name
+    old, *others = (with_overrides(preset(name), [*file.settings, *arm.settings]) for arm in file.arms)
+    whole = with_overrides(old, path.read_text().partition("At full length: ")[2].partition("\n")[0].split())
+    assert whole.steps == preset(name).steps
+    assert old.steps * whole.warmup_steps == whole.steps * old.warmup_steps
+    assert old.steps * (1 - old.ema_decay) == pytest.approx(whole.steps * (1 - whole.ema_decay))
+    for other in others:
+        assert other.warmup_steps * 10 <= other.steps
+        assert {line.partition(":")[0] for line in differences(old, other)} <= RECIPE
 
 
 def test_the_arms_are_those_that_each_file_is_about() -> None:
@@ -51,10 +73,13 @@ def test_the_arms_are_those_that_each_file_is_about() -> None:
     assert sum(name.startswith("root_loss") for name in arms["what-and-where"]) == 6
 
 
-def test_the_control_is_as_uneven_in_other_bins_and_keeps_the_objective() -> None:
+@pytest.mark.parametrize("original", [RootLoss, LeastNoise])
+def test_the_control_is_as_uneven_in_other_bins_and_keeps_the_objective(original: type[RootLoss | LeastNoise]) -> None:
+    from permuted_least_noise import PermutedLeastNoise
     from permuted_root_loss import PermutedRootLoss
 
-    samplers = [kind(num_bins=10, warmup=1, refresh=1, floor=0.1) for kind in (RootLoss, PermutedRootLoss)]
+    control = {RootLoss: PermutedRootLoss, LeastNoise: PermutedLeastNoise}[original]
+    samplers = [kind(num_bins=10, warmup=1, refresh=1, floor=0.1) for kind in (original, control)]
     t = (torch.arange(1000) + 0.5) / 1000
     for sampler in samplers:
         for _ in range(3):

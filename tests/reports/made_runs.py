@@ -74,7 +74,10 @@ def _line(step: int, steps: int, pace: float, seconds: float, draw: random.Rando
     loss = 0.05 + 0.95 * math.exp(-8 * pace * step / steps)
     noisy = [loss * scale * math.exp(0.05 * draw.gauss(0, 1)) for scale in (3.0, 1.0, 0.5, 0.3)]
     probes = 640 * (step // 40) if sampler == "adaptive" else 0
-    diagnostics: dict[str, float] = {"skipped_losses": 0} if sampler == "root_loss" else {}
+    diagnostics: dict[str, float] = {}
+    if sampler == "root_loss":
+        ratio = 1 - 0.45 * min(1.0, 4 * step / steps) + 0.01 * math.sin(step)
+        diagnostics = {"noise_ratio": ratio, "equivalent_batch": 128 / ratio, "gate": 1, "skipped_losses": 0}
     if sampler == "adaptive":
         share = step / steps
         diagnostics = {

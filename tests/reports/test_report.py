@@ -61,6 +61,18 @@ def test_curves_of_training_are_those_of_the_files(
     assert curve["y"] == pytest.approx([value(line) for line in lines], rel=1e-12)
 
 
+def test_the_noise_that_draws_save_is_shown_over_training(tmp_path: Path) -> None:
+    run, uniform = (make_run(tmp_path / sampler, sampler=sampler) for sampler in ("root_loss", "uniform"))
+    page = write_report([run, uniform], tmp_path / "report.html")
+    panels = figure_of(page, "Gradient noise")["panels"]
+    for panel, name in zip(panels, ("noise_ratio", "equivalent_batch"), strict=True):
+        (curve,) = panel["curves"]  # uniform draws have nothing to tell
+        assert curve["x"] == [line["step"] for line in lines_of(run)]
+        assert curve["y"] == pytest.approx([line["sampler"][name] for line in lines_of(run)], rel=1e-12)
+    alone = write_report([uniform], tmp_path / "alone.html")
+    assert "Gradient noise" not in [figure["title"] for figure in data_of(alone)["figures"]]
+
+
 def test_densities_are_those_of_the_files(runs: list[Path], page: Path) -> None:
     lines = [line for line in lines_of(runs[0]) if "density" in line]
     (heat,) = [p["heat"] for p in figure_of(page, "Where the draws go")["panels"] if p["title"] == "adaptive-0"]

@@ -8,8 +8,8 @@ import torch
 from small_runs import SMALL, configure
 
 from kairostep import progress_meter
-from kairostep.experiments import Component, Config
-from kairostep.training.progress_lines import TrainingProgress, describe_noise
+from kairostep.experiments import PRESETS, Component, Config, preset
+from kairostep.training.progress_lines import TrainingProgress, describe_noise, warmup_notes
 from kairostep.training.stopwatch import Stopwatch
 
 
@@ -117,3 +117,27 @@ def test_the_noise_that_draws_save_is_told_once_when_it_has_settled(
     assert describe_noise("root_loss", {"noise_ratio": 1.0, "equivalent_batch": 128.0, "gate": 0.0}) == (
         "root_loss: off, since the loss is nearly flat in t: draws are uniform"
     )
+
+
+@pytest.mark.parametrize(("warmup_steps", "steps"), [(0, 1), (1, 10), (100, 1000), (100, 1009)])
+def test_a_warm_up_of_a_tenth_of_the_run_needs_no_note(warmup_steps: int, steps: int) -> None:
+    assert warmup_notes(config(steps=steps, warmup_steps=warmup_steps)) == []
+
+
+@pytest.mark.parametrize(("warmup_steps", "steps"), [(1, 9), (101, 1000), (5000, 2000)])
+def test_a_longer_warm_up_has_a_note_whose_fix_needs_none(warmup_steps: int, steps: int) -> None:
+    long = config(steps=steps, warmup_steps=warmup_steps)
+    (note,) = warmup_notes(long)
+    assert f"{warmup_steps} of {steps} steps" in note
+    assert note.endswith(f"pass --warmup_steps={steps // 10}")
+    assert warmup_notes(replace(long, warmup_steps=steps // 10)) == []
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_no_preset_warms_up_for_more_than_a_tenth_of_its_steps(name: str) -> None:
+    assert warmup_notes(preset(name)) == []
+
+
+def test_a_preset_of_the_paper_has_the_note_if_a_program_shortens_it() -> None:
+    (note,) = warmup_notes(replace(preset("cifar10-ddpm"), steps=2000))
+    assert "5000 of 2000 steps" in note

@@ -20,6 +20,7 @@ from kairostep.reports.training_figures import (
     density_figures,
     lines_without_panels,
     loss_figures,
+    noise_figures,
     policy_figures,
 )
 from kairostep.reports.verdict import Verdict, verdict
@@ -124,6 +125,7 @@ def make_report(
         *([ablation] if ablation else []),
         *draws,
         *loss_figures(runs),
+        *noise_figures(runs),
         *policy_figures(runs),
         *cost_figures(runs),
     ]

@@ -12,6 +12,7 @@ STEPS = Axis("steps")
 QUARTILES = ("t 0 to 0.25, least noise", "t 0.25 to 0.5", "t 0.5 to 0.75", "t 0.75 to 1, most noise")
 NUM_SPEEDS = 60  # points of a curve of speed
 NUM_SELECTED_POINTS = 240  # of one run
+NOISE = {"noise_ratio": "noise over uniform's", "equivalent_batch": "batch of uniform draws with as little noise"}
 # A histogram that is this close to uniform in every bin is not drawn. The bound for products is wider, since weights
 # are noisy means over draws
 DRAWN_UNIFORMLY, TRAINED_UNIFORMLY = 0.02, 0.1
@@ -83,6 +84,18 @@ def lines_without_panels(runs: Sequence[ShownRun], names: Sequence[str]) -> list
     return lines
 
 
+def noise_figures(runs: Sequence[ShownRun]) -> list[Figure]:
+    """Return how much gradient noise the draws save, over training, for samplers that predict it."""
+    return _with_panels(
+        Figure(
+            "Gradient noise",
+            "What the draws save, as the sampler predicts it: 1 is the noise of uniform draws, and 0.5 is half of it, "
+            "which uniform draws have at twice the batch.",
+            [Panel(STEPS, Axis(title), _curves(runs, f"sampler/{name}"), title=title) for name, title in NOISE.items()],
+        )
+    )
+
+
 def policy_figures(runs: Sequence[ShownRun]) -> list[Figure]:
     """Return the diagnostics of samplers."""
     shown = {
@@ -109,7 +122,7 @@ def policy_figures(runs: Sequence[ShownRun]) -> list[Figure]:
                 Panel(
                     STEPS, Axis(name.replace("_", " ")), _curves(runs, f"sampler/{name}"), title=name.replace("_", " ")
                 )
-                for name in _other_diagnostics(runs, {*shown, "probe_evaluations"})
+                for name in _other_diagnostics(runs, {*shown, *NOISE, "probe_evaluations"})
             ],
         ),
     )

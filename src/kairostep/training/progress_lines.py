@@ -12,6 +12,7 @@ from kairostep.training.stopwatch import Stopwatch
 FIRST_STEPS = 2  # of a run; they are slower than the others
 ESTIMATE_AFTER = 2.0  # seconds of the steps after the first
 LONG_ON_CPU = 1800.0  # seconds left from which on a GPU is suggested
+LONGEST_WARMUP = 10  # steps of a run for each step of its warm-up, at least
 NOISE_FROM = 100  # steps before a sampler's noise ratio is shown
 NOISE_SETTLED = 0.02  # two noise ratios agree if they differ by less
 
@@ -115,12 +116,13 @@ def describe_noise(name: str, diagnostics: Mapping[str, float]) -> str:
     return f"{name}: gradient noise about {ratio:.2f} of uniform's, like a batch of {batch:.0f}"
 
 
-def notes_on(asked: Config, experiment: Experiment) -> list[str]:
+def notes_on(asked: Config, experiment: Experiment, *, start: int = 0) -> list[str]:
     """Return what the user should know before a run, each note with the setting that changes it.
 
     Args:
         asked: The config that was passed, before defaults were filled in.
         experiment: The experiment that was built from it.
+        start: The step that the run starts or resumes at. A resumed run keeps its warm-up: there is no note on it.
     """
     config, notes = experiment.config, list[str]()
     if asked.label_dropout == AUTO and experiment.num_classes:
@@ -133,9 +135,15 @@ def notes_on(asked: Config, experiment: Experiment) -> list[str]:
             "no images are held out: there will be no held-out loss, no best checkpoint and no bound in `kairostep "
             "evaluate`; with 50 images or more --data.held_out=0.1 holds out a tenth"
         )
-    if config.warmup_steps >= config.steps:
-        notes.append(
-            f"warm-up is as long as the run or longer, {config.warmup_steps} of {config.steps} steps, and the learning "
-            f"rate hardly reaches {config.learning_rate:g}: pass --warmup_steps={config.steps // 10}"
-        )
-    return notes
+    return notes if start else [*notes, *warmup_notes(config)]
+
+
+def warmup_notes(config: Config) -> list[str]:
+    """Return a note if the warm-up takes more than a tenth of the steps, with a length that does not."""
+    if config.warmup_steps * LONGEST_WARMUP <= config.steps:
+        return []
+    return [
+        f"warm-up is longer than a tenth of the run, {config.warmup_steps} of {config.steps} steps: meanwhile the "
+        f"learning rate is below {config.learning_rate:g} and the run learns less than it could; pass "
+        f"--warmup_steps={config.steps // LONGEST_WARMUP}"
+    ]

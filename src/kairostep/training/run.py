@@ -95,7 +95,7 @@ class Run:
     @property
     def notes(self) -> list[str]:
         """What the user should know before this run trains, each note with the setting that changes it."""
-        return [] if self.finished else notes_on(self.asked, self.experiment)
+        return [] if self.finished else notes_on(self.asked, self.experiment, start=self.trainer.step_number)
 
     def train(self) -> None:
         """Train to the last step. SIGINT, SIGTERM and SIGHUP save a checkpoint and raise `SystemExit`."""
