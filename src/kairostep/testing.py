@@ -28,7 +28,9 @@ from kairostep.timesteps import LossAt, SamplerContext, Timesteps, TimestepSampl
 NUM_ROWS = 64
 TRAINED_STEPS = range(60)
 NUM_DRAWS = 20_000
-USE_DRAWS = "draw by kairostep.timesteps.draws.Draws(seed, stratified=True), a function of (seed, step, rank, row)"
+USE_DRAWS = (
+    "draw by kairostep.timesteps.draws.Draws(seed, stratified=True), a function of (seed, step, row of the whole batch)"
+)
 
 Make = type[TimestepSampler] | Callable[[SamplerContext], TimestepSampler]
 
