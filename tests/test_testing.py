@@ -65,6 +65,13 @@ class _OwnGenerator(Plain):
         return ks.Timesteps(t, torch.ones_like(t))
 
 
+class _MirrorsWithinARank(Plain):
+    def sample(self, x0: Tensor) -> ks.Timesteps:
+        half = self.draws(x0[: (len(x0) + 1) // 2])
+        t = torch.cat([half, 1 - half])[: len(x0)]
+        return ks.Timesteps(t, torch.ones_like(t))
+
+
 class _SameOnAllRanks(Plain):
     num_drawn: Tensor
     key: Tensor
@@ -151,6 +158,7 @@ def test_a_sampler_that_keeps_the_contract_passes() -> None:
         (_GlobalGenerator, "the same seed must give the same draws: draw by kairostep"),
         (_OwnGenerator, "loads a state_dict must go on bitwise, got other draws: keep whatever changes"),
         (_SameOnAllRanks, "two processes must draw different numbers: draw by"),
+        (_MirrorsWithinARank, "two processes must draw what one draws for the whole batch, got another t: draw by"),
         (_WrongDensity, "density must be where the draws go"),
         (_NotSummingToOne, "density must sum to 1, got 10.0 with 10 bins"),
         (_TakesNaN, "a loss of nan must be skipped, got total with values that are not finite"),

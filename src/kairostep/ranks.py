@@ -28,6 +28,15 @@ def sum_over_ranks(value: Tensor) -> Tensor:
     return total
 
 
+def max_over_ranks(value: Tensor) -> Tensor:
+    """Return the largest `value` of all ranks."""
+    if world_size() == 1:
+        return value
+    largest = value.clone()
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return largest
+
+
 def gather_over_ranks(value: Tensor) -> Tensor:
     """Return every rank's `value`, stacked in the order of ranks: (...) -> (world_size, ...)."""
     if world_size() == 1:
@@ -35,6 +44,37 @@ def gather_over_ranks(value: Tensor) -> Tensor:
     gathered = [torch.empty_like(value) for _ in range(world_size())]
     dist.all_gather(gathered, value.contiguous())
     return torch.stack(gathered)
+
+
+def own_rows(values: Tensor, num_local: int) -> Tensor:
+    """Return this rank's part (num_local, ...) of values for the rows of the batch over all ranks."""
+    first = rank() * num_local
+    return values[first : first + num_local]
+
+
+def own_positions(num: int) -> range:
+    """Return which of `num` positions, spread evenly over the batch of all ranks, this rank holds.
+
+    Position i is row i * N // num of N = W * num_local: `spread_rows` returns it. Whatever the sizes of their batches,
+    each position belongs to one rank.
+    """
+    first, stop = (-(-num * number // world_size()) for number in (rank(), rank() + 1))
+    return range(first, stop)
+
+
+def spread_rows(num: int, num_local: int, device: torch.device) -> Tensor:
+    """Return this rank's rows, counted within its batch of `num_local`, at its `own_positions`, int64."""
+    positions = own_positions(num)
+    position = torch.arange(positions.start, positions.stop, device=device)
+    return position * (num_local * world_size()) // num - rank() * num_local
+
+
+def gather_spread_rows(values: Tensor, num: int) -> Tensor:
+    """Return (num, ...) of the values (num_local, ...) that all ranks have, spread evenly over all their rows."""
+    own, rows = own_positions(num), spread_rows(num, len(values), values.device)
+    spread = values.new_zeros(num, *values.shape[1:])
+    spread[own.start : own.stop] = values[rows]
+    return sum_over_ranks(spread)
 
 
 def is_lost_rank(error: BaseException) -> bool:

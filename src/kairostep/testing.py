@@ -28,7 +28,9 @@ from kairostep.timesteps import LossAt, SamplerContext, Timesteps, TimestepSampl
 NUM_ROWS = 64
 TRAINED_STEPS = range(60)
 NUM_DRAWS = 20_000
-USE_DRAWS = "draw by kairostep.timesteps.draws.Draws(seed, stratified=True), a function of (seed, step, row)"
+USE_DRAWS = (
+    "draw by kairostep.timesteps.draws.Draws(seed, stratified=True), a function of (seed, step, row of the whole batch)"
+)
 
 Make = type[TimestepSampler] | Callable[[SamplerContext], TimestepSampler]
 
@@ -266,14 +268,18 @@ def check_bad_losses(case: Case) -> None:
 
 
 def check_ranks(case: Case) -> None:
-    """Check that two processes with the same state draw different numbers, with torch's fake process group."""
+    """Check that two processes draw together what one draws for the whole batch, with torch's fake process group."""
     if not dist.is_available() or dist.is_initialized():
         return
-    times = []
-    for rank in (0, 1):
+    whole, halves = case.build()[0].sample(case.batch(0)), []
+    for rank, x0 in enumerate(case.batch(0).chunk(2)):
         with fake_rank(rank):
-            times.append(case.build()[0].sample(case.batch(0)).t)
-    require(not torch.equal(*times), f"two processes must draw different numbers: {USE_DRAWS}")
+            halves.append(case.build()[0].sample(x0))
+    require(not torch.equal(*(half.t for half in halves)), f"two processes must draw different numbers: {USE_DRAWS}")
+    for name in ("t", "weight"):
+        joined = torch.cat([getattr(half, name) for half in halves])
+        same = torch.allclose(joined, getattr(whole, name), rtol=1e-5, atol=1e-6)
+        require(same, f"two processes must draw what one draws for the whole batch, got another {name}: {USE_DRAWS}")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import kairostep as ks
+from kairostep.ranks import sum_over_ranks
 from kairostep.registry import samplers
 from kairostep.timesteps import SamplerContext
 
@@ -115,6 +116,17 @@ def losses_of(model: nn.Module, x0: Tensor) -> ks.LossAt:
     return loss_at
 
 
+def tilted_losses_of(model: nn.Module, x0: Tensor) -> ks.LossAt:
+    """Return a loss that a step lowers differently at each t, so that the adaptive sampler's choice has no ties."""
+
+    def loss_at(rows: Tensor, t: Tensor) -> Tensor:
+        share, x = t[:, None], x0[rows]
+        residual = (1 - share) * model(x) - (0.2 + share.square()) * x.roll(1, 1) - 0.3
+        return residual.square().mean(1) * (0.3 + t)
+
+    return loss_at
+
+
 def batch(step: int, num_rows: int = 64) -> Tensor:
     """Return the data of a step (num_rows, 4), a function of the step."""
     return torch.randn(num_rows, 4, dtype=torch.float32, generator=torch.Generator().manual_seed(step))
@@ -126,15 +138,18 @@ def teach(sampler: ks.TimestepSampler, model: nn.Module, steps: range) -> None:
         train_step(sampler, model, batch(step))
 
 
-def train_step(sampler: ks.TimestepSampler, model: nn.Module, x0: Tensor) -> ks.Timesteps:
+def train_step(
+    sampler: ks.TimestepSampler,
+    model: nn.Module,
+    x0: Tensor,
+    losses_of: Callable[[nn.Module, Tensor], ks.LossAt] = losses_of,
+) -> ks.Timesteps:
     """Take one step of a training loop with this sampler and return what it drew."""
     loss_at = losses_of(model, x0)
     drawn = sampler.sample(x0)
     losses = loss_at(torch.arange(len(x0), device=x0.device), drawn.t)
     gradients = torch.autograd.grad((losses * drawn.weight).sum() / 64, list(model.parameters()))
-    for gradient in gradients:
-        if dist.is_initialized():
-            dist.all_reduce(gradient)
+    gradients = tuple(map(sum_over_ranks, gradients))
     with sampler.observe(x0, drawn, losses.detach(), loss_at), torch.no_grad():
         for parameter, gradient in zip(model.parameters(), gradients, strict=True):
             parameter -= 0.02 * gradient

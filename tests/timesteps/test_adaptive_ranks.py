@@ -45,7 +45,10 @@ def train(rows: slice, sampler: ks.Adaptive) -> Tensor:
 
 
 def train_in_ddp(rank: int) -> dict[str, Tensor]:
-    """Train as a user of DDP would: the wrapped model in the loss, a buffer in it, other data on each rank."""
+    """Train as a user of DDP would: the wrapped model in the loss, a buffer in it, other data on each rank.
+
+    Probes use the bare model: ranks have unequally many rows of a probe, and DDP sends buffers in every forward.
+    """
     torch.manual_seed(rank)
     model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.SiLU(), nn.Linear(16, 4))
     wrapped = DistributedDataParallel(model)
@@ -56,10 +59,10 @@ def train_in_ddp(rank: int) -> dict[str, Tensor]:
         x0 = torch.randn(16, 4)
 
         def loss_at(rows: Tensor, t: Tensor, x0: Tensor = x0) -> Tensor:
-            return objective(lambda xt, time: wrapped(xt), x0[rows], t)
+            return objective(lambda xt, time: model(xt), x0[rows], t)
 
         drawn = sampler.sample(x0)
-        losses = loss_at(torch.arange(16), drawn.t)
+        losses = objective(lambda xt, time: wrapped(xt), x0, drawn.t)
         optimizer.zero_grad()
         (losses * drawn.weight).mean().backward()
         with sampler.observe(x0, drawn, losses.detach(), loss_at):
@@ -68,10 +71,9 @@ def train_in_ddp(rank: int) -> dict[str, Tensor]:
 
 
 def build(credit: str) -> ks.Adaptive:
-    """Return a sampler that sweeps two x0, as two ranks do by default."""
-    return ks.Adaptive(
-        ks.BetaPolicy.for_input((4,), 16), probing=ks.Probing(every=2, queue_size=8, sweep_x0=2, credit=credit), seed=3
-    )
+    """Return a sampler that sweeps one x0, whose rank does it all, or three, of which a rank has one or two."""
+    probing = ks.Probing(every=2, queue_size=8, sweep_x0=3 if credit == "sample" else 1, credit=credit)
+    return ks.Adaptive(ks.BetaPolicy.for_input((4,), 16), probing=probing, seed=3)
 
 
 def run_rank(rank: int, folder: str) -> None:

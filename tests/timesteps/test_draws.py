@@ -1,4 +1,4 @@
-"""The counters behind every draw: as random as random numbers, and a function of (seed, step, rank, row)."""
+"""The counters behind every draw: as random as random numbers, and a function of (seed, step, row of the batch)."""
 
 import pytest
 import torch

@@ -5,20 +5,22 @@ from typing import Any
 
 import pytest
 import torch
-from samplers import SAMPLERS, batch, build, build_model, gloo_rank, train_step
+from samplers import SAMPLERS, batch, build, build_model, gloo_rank, tilted_losses_of, train_step
 from torch.testing import assert_close
 
 import kairostep as ks
 
 NUM_ROWS = 64
-PAIRED_WITHIN_A_RANK = ("speed", "speed_v1")
-IN_ITS_OWN_TEST = tuple(name for name in SAMPLERS if name.startswith("adaptive"))  # test_adaptive_ranks.py, in float64
+ADAPTIVE = tuple(name for name in SAMPLERS if name.startswith("adaptive"))
+MIRRORED = ("speed", "speed_v1")  # of two ranks, each has the mirrors of the other's draws
+TOO_FAST = ("adaptive_pair_unbiased",)  # its policy runs to its bounds, where rounding shows
 
 
 def train(name: str, rows: slice, num_steps: int) -> tuple[ks.TimestepSampler, torch.nn.Module, torch.Tensor]:
-    model = build_model()
+    model = build_model().double()
     sampler = build(name, model, 7)
-    times = [train_step(sampler, model, batch(k, NUM_ROWS)[rows]).t for k in range(num_steps)]
+    batches = [batch(k, NUM_ROWS).double()[rows] for k in range(num_steps)]
+    times = [train_step(sampler, model, x0, tilted_losses_of).t for x0 in batches]
     return sampler, model, torch.stack(times)
 
 
@@ -27,10 +29,10 @@ def run_rank(rank: int, folder: str) -> None:
     half = slice(rank * NUM_ROWS // 2, (rank + 1) * NUM_ROWS // 2)
     with gloo_rank(rank, folder):
         for name in SAMPLERS:
-            sampler, model, times = train(name, half, num_steps=40)
+            sampler, model, times = train(name, half, num_steps=50)
             state = {key: value.clone() for key, value in sampler.state_dict().items()}
             results[name] = {"times": times, "state": state, "density": sampler.density()}
-            train_step(sampler, model, batch(99, 20 if rank else 32))  # an unequal last batch
+            train_step(sampler, model, batch(99, 20 if rank else 32).double())  # an unequal last batch
             results[name]["after_unequal"] = sampler.state_dict()
     torch.save(results, f"{folder}/{rank}.pt")
 
@@ -57,17 +59,18 @@ def test_ranks_draw_different_numbers(ranks: list[dict[str, Any]], name: str) ->
     first, second = ranks[0][name]["times"], ranks[1][name]["times"]  # (steps, rows)
     assert float((first == second).float().mean()) < 0.01
     around_mean = torch.stack([times - times.mean(1, keepdim=True) for times in (first, second)]).flatten(1)
-    assert abs(float(torch.corrcoef(around_mean)[0, 1])) < 0.1
+    correlation = float(torch.corrcoef(around_mean)[0, 1])
+    assert correlation < -0.5 if name in MIRRORED else abs(correlation) < 0.1
 
 
-@pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in PAIRED_WITHIN_A_RANK + IN_ITS_OWN_TEST])
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in TOO_FAST])
 def test_two_ranks_do_what_one_does_with_the_whole_batch(ranks: list[dict[str, Any]], name: str) -> None:
-    sampler, _, times = train(name, slice(None), num_steps=40)
-    assert_close(torch.cat([rank[name]["times"] for rank in ranks], dim=1), times, rtol=0, atol=1e-4)
+    sampler, _, times = train(name, slice(None), num_steps=50)
+    assert_close(torch.cat([rank[name]["times"] for rank in ranks], dim=1), times, rtol=0, atol=1e-6)
     state, expected = ranks[0][name]["state"], sampler.state_dict()
     for key in state:
-        assert_close(state[key], expected[key], rtol=1e-4, atol=1e-6, msg=lambda text, key=key: f"{key}: {text}")
-    assert_close(ranks[0][name]["density"], sampler.density(), rtol=1e-3, atol=1e-4)
+        assert_close(state[key], expected[key], rtol=2e-6, atol=1e-6, msg=lambda text, key=key: f"{key}: {text}")
+    assert_close(ranks[0][name]["density"], sampler.density(), rtol=1e-5, atol=1e-6)
 
 
 def test_strata_cover_the_batches_of_both_ranks(ranks: list[dict[str, Any]]) -> None:
@@ -77,7 +80,7 @@ def test_strata_cover_the_batches_of_both_ranks(ranks: list[dict[str, Any]]) -> 
 
 
 def test_every_timestep_is_swept_by_one_rank_also_with_unequal_batches(ranks: list[dict[str, Any]]) -> None:
-    for name in IN_ITS_OWN_TEST:
+    for name in ADAPTIVE:
         before, after = ranks[0][name]["state"]["queue.drops"], ranks[0][name]["after_unequal"]["queue.drops"]
         changed = (before != after).any(1)
         assert int(changed.sum()) <= 1

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from kairostep.arguments import arguments_of, bundle
@@ -144,9 +145,11 @@ class SigmaLoss(nn.Module):
         found = self.elements(net, x0, self._sigma(drawn.t, x0), **cond)
         losses = found.shown.detach().flatten(1).mean(1)  # (B,)
 
+        bare = net.module if isinstance(net, DistributedDataParallel) else net  # ranks may ask unequally often
+
         def loss_at(rows: Tensor, t: Tensor) -> Tensor:
             some = {name: value if value is None else value[rows] for name, value in cond.items()}
-            return self.elements(net, x0[rows], self._sigma(t, x0), **some).shown.flatten(1).mean(1)
+            return self.elements(bare, x0[rows], self._sigma(t, x0), **some).shown.flatten(1).mean(1)
 
         if torch.is_grad_enabled():  # an evaluation teaches nothing
             if found.factor is not None:

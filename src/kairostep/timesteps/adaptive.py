@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kairostep.checks import below_one, choice, count, nonnegative
-from kairostep.ranks import gather_over_ranks, sum_over_ranks, world_size
+from kairostep.ranks import gather_spread_rows, sum_over_ranks, world_size
 from kairostep.registry import samplers
 from kairostep.timesteps.context import SamplerContext
 from kairostep.timesteps.draws import Draws
@@ -52,7 +52,8 @@ class Adaptive(TimestepSampler):
     With the defaults that costs 5 forward passes of a batch of 128; `Probing` has the options.
 
     Keep autocast inside `loss_at`, so that probes run as training does, and draw its noise from torch's global
-    generators, which probes fix and put back. With gradient accumulation, observe the last micro-batch.
+    generators, which probes fix and put back. With gradient accumulation, observe the last micro-batch. Under DDP let
+    `loss_at` call the bare `model.module`: a rank is asked for the probed rows that it has, which may be none.
     `time_probes = True` adds the seconds spent to the diagnostics and makes the host wait for the device.
 
     Args:
@@ -214,16 +215,18 @@ class Adaptive(TimestepSampler):
 
     def plan(self, x0: Tensor, update: int) -> Probe:
         """Return what this rank evaluates at this update."""
-        num_paid = self.reading.num_paid(self.probing.reward_rows, len(x0))
-        return plan_probe(self.queue, len(x0), num_paid, self.probing.sweep_x0, ~self.draws.key, update)
+        num_paid = self.reading.num_paid(self.probing.reward_rows, len(x0) * world_size())
+        return plan_probe(self.queue, len(x0), num_paid, self.probing.sweep_x0 or 1, self.steps.seed, update)
 
     def evaluate(self, probe: Probe, loss_at: LossAt, num_rows: int, noise: int) -> Tensor:
-        """Return the losses at the probe; the number `noise` fixes noise and dropout.
+        """Return the losses at the probe's rows, if any; the number `noise` fixes noise and dropout.
 
         Four batches go into one call: without a graph they need less memory than one in training, and on a GPU few
         large calls cost less than many small ones.
         """
         device = probe.t.device
+        if len(probe.rows) == 0:
+            return torch.empty_like(probe.t)
         start = seconds_when_idle(device) if self.time_probes else 0.0
         model = model_of(self.model) if self.reading.eval_mode else None
         with eval_mode(model), probe_randomness(device, self.steps.seed, noise):
@@ -237,13 +240,12 @@ class Adaptive(TimestepSampler):
         swept = sum_over_ranks(torch.zeros_like(self.queue.sweep_t).index_copy(0, probe.swept, drop[:num_swept]))
         pushed = self.queue.push(swept, self.reward_weight(self.queue.step_t), update % len(self.queue.drops))
         weighted = drop[num_swept:] * self.reward_weight(probe.t[num_swept:])
-        rewards = self.reading.reward(weighted.view(-1, len(probe.paid)))  # (R,)
+        rewards = self.reading.reward(weighted.view(len(self.queue.selected), len(probe.paid)))  # (R,)
         valid = rewards.abs() < LARGEST
         advantages = self.advantages(torch.where(valid, rewards, 0.0), valid.float())
         gradient = self.policy_gradient(x0[probe.paid], drawn.t[probe.paid], advantages)
         stepped = self.optimizer.step(self.policy, gradient, usable=sum_over_ranks(valid.sum()) > 0)
-        num_evaluated = torch.full_like(self.num_probes, 2 * len(drop))
-        counts = sum_over_ranks(torch.stack([(~valid).sum(), num_evaluated]))
+        counts = sum_over_ranks(torch.stack([(~valid).sum(), torch.full_like(self.num_probes, 2 * len(drop))]))
         self.num_skipped += counts[0] + ~pushed + ~stepped
         self.num_probes += counts[1]
         self.remember(x0)
@@ -263,6 +265,8 @@ class Adaptive(TimestepSampler):
 
     def policy_gradient(self, x0: Tensor, t: Tensor, advantages: Tensor) -> Tensor:
         """Return the gradient (P,) of the policy's loss over the batches of all ranks (Eq. 13, Algorithm 1 line 8)."""
+        if len(x0) == 0:  # policies of your own may not know what to do with it
+            return gradient_over_ranks(self.policy, advantages)
         with torch.enable_grad():
             beta = self.distribution(x0)
             log_prob = self.log_prob(beta, self.reading.to_u(t, self.num_steps))
@@ -271,12 +275,9 @@ class Adaptive(TimestepSampler):
 
     @torch.no_grad()
     def remember(self, x0: Tensor) -> None:
-        """Keep a and b for rows of this batch, the same number from each rank, as `density()` averages over them."""
-        num_local = -(-NUM_REMEMBERED // world_size())
+        """Keep a and b for rows spread over the batch of all ranks: `density()` averages over them."""
         beta = self.distribution(x0)
-        row = torch.arange(num_local, device=x0.device) * len(x0) // num_local
-        latest = gather_over_ranks(torch.stack([beta.a, beta.b], dim=1)[row].float())
-        self.latest.copy_(latest.flatten(0, 1)[:NUM_REMEMBERED])
+        self.latest.copy_(gather_spread_rows(torch.stack([beta.a, beta.b], dim=1).float(), NUM_REMEMBERED))
 
     # What can be asked
     def density(self, num_bins: int = 100) -> Tensor:

@@ -1,4 +1,4 @@
-"""Random numbers as a function of (seed, step, rank, row): two integers to save, nothing to synchronise.
+"""Random numbers as a function of (seed, step, row of the whole batch): two integers to save, nothing to synchronise.
 
 A hash of counters stands where a generator would. A resumed run goes on bitwise, ranks differ although they hold the
 same state, W ranks draw what one rank draws for the whole batch, and `torch.compile` and CUDA graphs replay it, since
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kairostep.counters import GOLDEN_RATIO, mix
-from kairostep.ranks import rank, world_size
+from kairostep.ranks import own_rows, world_size
 from kairostep.timesteps.histogram import ABOVE_ZERO, BELOW_ONE
 
 
@@ -49,19 +49,21 @@ class Draws(nn.Module):
     def forward(self, x0: Tensor) -> Tensor:
         """Return (B,) numbers for this rank's batch x0 (B, ...) and move on by one step."""
         check_batch(x0)
+        num_local = x0.shape[0]
+        return own_rows(self.draw_for_all_ranks(x0, num_local * world_size()), num_local)  # (B,)
+
+    def draw_for_all_ranks(self, x0: Tensor, num: int) -> Tensor:
+        """Return (num,) numbers, the same on every rank, and move on by one step; dtype and device are those for x0."""
         if x0.device != self.step.device:
             raise ValueError(
                 f"sampler and batch must be on one device, got {self.step.device} and {x0.device}: "
                 f"move the sampler once with sampler.to('{x0.device}')"
             )
         dtype = torch.float64 if x0.dtype == torch.float64 else torch.float32  # half precision would be too coarse
-        num_local = x0.shape[0]
-        num_global = num_local * world_size()
-        bits = random_bits(self.key, self.step, num_global)  # (N,)
+        bits = random_bits(self.key, self.step, num)  # (N,)
         self.step.add_(1)
         u = (bits & 0xFFFFFF).to(dtype) * 2**-24  # (N,) in [0, 1)
         if self.stratified:
             stratum = bits.argsort()  # (N,) a random permutation; decided by the high bits, u by the low ones
-            u = (stratum + u) / num_global
-        first = rank() * num_local
-        return u[first : first + num_local].clamp(ABOVE_ZERO, BELOW_ONE)  # (B,)
+            u = (stratum + u) / num
+        return u.clamp(ABOVE_ZERO, BELOW_ONE)

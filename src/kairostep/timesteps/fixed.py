@@ -31,7 +31,7 @@ class DrawOptions(TypedDict, total=False):
         unbiased: Weight by 1/density, which keeps the objective. One draw in ten is then uniform, so that no weight
             exceeds 10.
         stratified: Spread each batch, over all ranks, evenly over the density.
-        seed: Draws are a function of (seed, step, row).
+        seed: Draws are a function of (seed, step, row of the batch over all ranks).
     """
 
     unbiased: bool

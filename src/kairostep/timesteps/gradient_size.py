@@ -6,6 +6,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from kairostep.ranks import sum_over_ranks, world_size
+
 Metric = Literal["plain", "half", "adam"]
 
 
@@ -42,16 +44,28 @@ def scale_gradients(
 
 def squared_size(gradients: Sequence[Tensor], optimizer: torch.optim.Optimizer, metric: Metric = "adam") -> Tensor:
     """Return the squared size of a gradient in the optimizer's metric, a float32 scalar; see `scale_gradients`."""
-    return torch.stack(torch._foreach_norm(scale_gradients(gradients, optimizer, metric))).square().sum()
+    return _squared_norm(scale_gradients(gradients, optimizer, metric))
+
+
+def squared_size_over_ranks(gradients: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> Tensor:
+    """Return the squared size of the sum of all ranks' gradients, which is one message as long as the gradient."""
+    scaled = scale_gradients(gradients, optimizer)
+    if world_size() > 1:
+        scaled = [sum_over_ranks(torch.cat([gradient.flatten() for gradient in scaled]))]
+    return _squared_norm(scaled)
+
+
+def _squared_norm(gradients: list[Tensor]) -> Tensor:
+    return torch.stack(torch._foreach_norm(gradients)).square().sum()
 
 
 def signed_size(losses: Tensor, signs: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
-    """Return the squared size of the gradient of the losses (N,) with these signs, by row: a float32 scalar.
+    """Return the squared size of the gradient of the sum of losses (N,) with these signs, a float32 scalar.
 
-    With random signs it is the mean squared size of the rows' own gradients, since products between rows cancel.
+    With random signs it is the sum of the rows' own squared sizes, since products between rows cancel on average.
     """
     gradients = torch.autograd.grad((signs * losses).sum(), trained_parameters(optimizer), materialize_grads=True)
-    return squared_size(gradients, optimizer) / len(losses)
+    return squared_size(gradients, optimizer)
 
 
 def _has_second_moment(state: dict[str, Any] | None) -> bool:

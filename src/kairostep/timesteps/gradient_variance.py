@@ -1,5 +1,6 @@
 """A sampler that measures gradients: one of the paper's comparisons."""
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kairostep.checks import below_one, count, share
-from kairostep.ranks import sum_over_ranks
+from kairostep.ranks import sum_over_ranks, world_size
 from kairostep.registry import samplers
 from kairostep.timesteps.context import SamplerContext
 from kairostep.timesteps.draw_table import TableSampler, add_table
@@ -32,7 +33,9 @@ class GradientVariance(TableSampler):
         parameters: The parameters whose gradients are measured.
         num_bins: Equal bins of [0, 1].
         every: Steps between measurements. Each measures one bin, in turn, by one forward and backward of the batch.
-        rows_per_gradient: Rows of the current batch that one gradient is taken over.
+        rows_per_gradient: Rows of the current batch that one gradient is taken over, at most half of them. With several
+            ranks it must divide the rows of each: no gradient is taken over rows of two. A smaller batch later, as the
+            last of an epoch, may end with a smaller group.
         decay: Of the running mean of a bin's variance, per measurement.
         floor: Share of draws that stay uniform.
         unbiased: Weight by 1/density.
@@ -45,6 +48,7 @@ class GradientVariance(TableSampler):
     num_measured: Tensor  # (K,)
     num_skipped: Tensor  # ()
     num_probes: Tensor  # () network evaluations, over all ranks
+    fits_ranks: bool = False  # whether `rows_per_gradient` was found to divide the rows of this rank
 
     def __init__(
         self,
@@ -103,7 +107,7 @@ class GradientVariance(TableSampler):
                 "GradientVariance(model.parameters()) and give it the copy's state by load_state_dict"
             )
         rows = torch.arange(len(x0), device=x0.device)
-        rows_per_gradient = min(self.rows_per_gradient, max(1, len(x0) // 2))
+        rows_per_gradient = self.group_size(len(x0))
         num_gradients = square = total = torch.zeros((), dtype=torch.float32, device=x0.device)
         for chunk in torch.split(rows, rows_per_gradient):
             t = self.variance.new_full((len(chunk),), (bin_ + 0.5) / len(self.variance))
@@ -119,6 +123,19 @@ class GradientVariance(TableSampler):
         num_gradients, num_rows, square = sum_over_ranks(torch.stack([num_gradients, num_rows, square]))
         between = square - sum_over_ranks(total).square().sum() / num_rows
         return between / (num_gradients - 1), num_rows
+
+    def group_size(self, num_rows: int) -> int:
+        """Return how many rows a gradient is taken over, for `num_rows` on each rank: as one rank would with all."""
+        size = min(self.rows_per_gradient, max(1, num_rows * world_size() // 2))
+        if world_size() == 1 or self.fits_ranks:
+            return size
+        if num_rows % size:
+            raise ValueError(
+                f"rows_per_gradient must divide the {num_rows} rows of each of {world_size()} ranks, got {size}: "
+                f"pass rows_per_gradient={math.gcd(size, num_rows)}"
+            )
+        self.fits_ranks = True
+        return size
 
     @torch.no_grad()
     def record(self, bin_: int, variance: Tensor, num_rows: Tensor) -> None:

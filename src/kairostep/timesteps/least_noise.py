@@ -1,7 +1,7 @@
 """A sampler that follows the size of gradients in the optimizer's metric: the least noise that a choice of t allows."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from kairostep.checks import count, function, positive_share, share
-from kairostep.ranks import rank, world_size
+from kairostep.counters import RowRandom, key_tensor
+from kairostep.ranks import rank, sum_over_ranks, world_size
 from kairostep.registry import samplers
 from kairostep.timesteps.bin_means import BinMeans
 from kairostep.timesteps.context import SamplerContext
 from kairostep.timesteps.draw_table import TableSampler
-from kairostep.timesteps.gradient_size import signed_size
+from kairostep.timesteps.gradient_size import signed_size, squared_size_over_ranks, trained_parameters
 from kairostep.timesteps.histogram import with_floor
 from kairostep.timesteps.noise import noise_savings
 from kairostep.timesteps.probes import Borrowed, check_losses, probe_randomness
@@ -27,6 +28,7 @@ GOLDEN, SILVER = (math.sqrt(5) - 1) / 2, math.sqrt(2) - 1  # multiples of them s
 KERNEL_WIDTH = 0.075  # of t, over which the ratio of gradient to loss is averaged
 MAX_VALUES = 8.0  # probes of a bin that count in that average: later ones replace earlier ones
 MAX_CORRECTION = 4.0  # of the density, either way
+PROBED_ROWS = 2  # what a seed is for
 
 
 @samplers.register("least_noise")
@@ -107,7 +109,6 @@ class LeastNoise(TableSampler):
         num_before, log_ratio = self.steps.num_steps, None
         if is_due(num_before, self.warmup):
             assert loss_at is not None  # `learns_from_step` checked it
-            self.num_probes += min(self.rows_per_probe, len(x0))
             shared = probe_randomness(x0.device, self.steps.seed, num_before, shared=True)  # whoever has the rows
             with shared, torch.enable_grad():
                 log_ratio = self.probe(x0, loss_at, num_due(num_before))
@@ -120,19 +121,28 @@ class LeastNoise(TableSampler):
         """Return the log of the squared size of single gradients over their loss, (1,), in the bin whose turn it is.
 
         The gradient of the losses with random signs has the size of all rows' gradients, since products between rows
-        cancel on average: one backward pass of a few rows is enough. They are rows of one rank, (0,) on the others.
+        cancel on average: one backward pass of a few rows is enough. One rank holds these rows, or several do; the
+        gradients of several are summed.
         """
         optimizer = self._named_optimizer()
         rows = self.probed_rows(len(x0), number)
-        if len(rows) == 0:
-            return x0.new_empty(0, dtype=torch.float32)
-        index = torch.arange(rows.start, rows.stop, device=x0.device)
-        within = torch.rand(len(rows), dtype=torch.float32, device=x0.device)
-        t = (self.probed_bin(number) + within) / self.num_bins
-        signs = torch.randint(2, (len(rows),), device=x0.device).to(torch.float32) * 2 - 1
-        measure = getattr(loss_at, "gradient_size", None) or partial(gradient_size, loss_at, optimizer)
-        losses, size = measure(index, t, signs)
-        loss = self._moments(t, losses.float()).mean() / loss_moments(self.squares).mean().clamp(min=1e-30)
+        index = torch.arange(rows.start, rows.start + len(rows), device=x0.device)
+        key = key_tensor(self.steps.seed, PROBED_ROWS, number, device=x0.device)
+        random = RowRandom(key, index + rank() * len(x0))
+        t = (self.probed_bin(number) + random.uniform()) / self.num_bins
+        signs = torch.where(random.uniform() < 0.5, -1.0, 1.0)
+        measure = getattr(loss_at, "gradient_size", None)  # of the built-in trainer, whose ranks have equal batches
+        if world_size() > 1 and (measure is None or len(x0) % self.rows_per_probe):
+            losses, size = gradient_size_over_ranks(loss_at, optimizer, index, t, signs)
+        elif rows:
+            losses, size = (measure or partial(gradient_size, loss_at, optimizer))(index, t, signs)
+        else:
+            losses, size = t, t.sum()
+        moments = self._moments(t, losses.float()).sum()
+        own = torch.stack([size.float(), moments.to(size.device).float(), torch.full_like(size, len(rows)).float()])
+        size, moments, num_rows = sum_over_ranks(own)
+        self.num_probes += num_rows.long()
+        size, loss = size / num_rows, moments / num_rows / loss_moments(self.squares).mean().clamp(min=1e-30)
         usable = (size < LARGEST) & (loss < LARGEST) & (size > 0) & (loss > 0)
         return torch.where(usable, (size / loss).log(), torch.nan)[None]
 
@@ -141,14 +151,15 @@ class LeastNoise(TableSampler):
         return int((number * GOLDEN % 1) * self.num_bins)
 
     def probed_rows(self, num_rows: int, number: int) -> range:
-        """Return this rank's rows of a probe: those of one rank in turn, as one rank would take of the whole batch."""
+        """Return this rank's rows of a probe: those it holds of the rows that one rank would take of the batch."""
         num_parts = max(1, num_rows * world_size() // self.rows_per_probe)
         first = int((number * SILVER % 1) * num_parts) * self.rows_per_probe - rank() * num_rows
-        return range(first, min(first + self.rows_per_probe, num_rows)) if 0 <= first < num_rows else range(0)
+        return range(max(first, 0), max(0, min(first + self.rows_per_probe, num_rows)))
 
     @torch.no_grad()
     def record_probe(self, number: int, log_ratio: Tensor) -> None:
-        """Take in a probe of any rank; one that is not finite is skipped and counted."""
+        """Take in a probe, which all ranks know; one that is not finite is skipped and counted."""
+        log_ratio = log_ratio if rank() == 0 else log_ratio[:0]
         centre = torch.full_like(log_ratio, (self.probed_bin(number) + 0.5) / self.num_bins)
         self.log_ratios.add(centre, log_ratio, keep=(1 - 1 / (number + 1)) ** FORGETTING)
 
@@ -170,12 +181,8 @@ class LeastNoise(TableSampler):
         self.num_shown = len(t) * world_size()
         self.squares.add(t, self._moments(t, losses), (1 - 1 / num_steps) ** FORGETTING)
         if num_steps >= self.warmup and num_steps % self.refresh == 0:
-            self.table.set(with_floor(self.learned_mass(), self.floor))
-
-    def learned_mass(self) -> Tensor:
-        """Return what the estimated gradients ask for, (K,), summing to 1."""
-        root = self.moments().sqrt()
-        return gated(root / root.sum(), self.gate)
+            root = self.moments().sqrt()
+            self.table.set(with_floor(gated(root / root.sum(), self.gate), self.floor))
 
     def moments(self) -> Tensor:
         """Return the estimated second moment of single gradients in each bin, (K,), in units of their mean."""
@@ -208,14 +215,33 @@ class LeastNoise(TableSampler):
 def gradient_size(
     loss_at: LossAt, optimizer: torch.optim.Optimizer, rows: Tensor, t: Tensor, signs: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses (N,) of rows at t, detached, and their `signed_size`, ().
+    """Return the losses (N,) of rows at t, detached, and the squared size () of their gradient with these signs.
 
     The `loss_at` of the built-in trainer has this as a method of its own, which it can replay as a CUDA graph.
     """
+    losses = differentiable(loss_at, rows, t)
+    return losses.detach(), signed_size(losses, signs.to(losses), optimizer)
+
+
+def gradient_size_over_ranks(
+    loss_at: LossAt, optimizer: torch.optim.Optimizer, rows: Tensor, t: Tensor, signs: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the losses of this rank's rows, if any, and the size of all ranks' summed gradients; 0 but on rank 0."""
+    parameters, losses = trained_parameters(optimizer), t
+    gradients: Sequence[Tensor] = [torch.zeros_like(p) for p in parameters]
+    if len(rows):
+        losses = differentiable(loss_at, rows, t)
+        gradients = torch.autograd.grad((signs.to(losses) * losses).sum(), parameters, materialize_grads=True)
+    size = squared_size_over_ranks(gradients, optimizer)
+    return losses.detach(), size if rank() == 0 else torch.zeros_like(size)
+
+
+def differentiable(loss_at: LossAt, rows: Tensor, t: Tensor) -> Tensor:
+    """Return the losses (N,) of rows at t; raise unless they can be differentiated."""
     losses = check_losses(loss_at(rows, t), rows)
     if not losses.requires_grad:
         raise ValueError("LeastNoise needs a differentiable loss_at: take it out of torch.no_grad()")
-    return losses.detach(), signed_size(losses, signs.to(losses), optimizer)
+    return losses
 
 
 def num_due(step: int) -> int:

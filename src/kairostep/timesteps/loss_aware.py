@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kairostep.checks import count, function, positive, positive_share, renamed_arguments
-from kairostep.ranks import gather_over_ranks, rank, sum_over_ranks
+from kairostep.ranks import gather_over_ranks, max_over_ranks, world_size
 from kairostep.registry import samplers
 from kairostep.timesteps.bin_means import BinMeans
 from kairostep.timesteps.context import SamplerContext
@@ -39,6 +39,7 @@ class LossSecondMoment(TableSampler):
     losses: Tensor  # (K, history), a ring per bin
     num_seen: Tensor  # (K,)
     num_skipped: Tensor  # ()
+    num_gathered: int = 0  # losses that each rank sends of a step, agreed on at the first
 
     @renamed_arguments(uniform_prob="floor")
     def __init__(
@@ -70,24 +71,34 @@ class LossSecondMoment(TableSampler):
         losses = losses.float()
         finite = losses.abs() < LARGEST
         index = torch.where(finite, bin_index(t, num_bins), num_bins)  # the last is for what is not finite
-        losses = torch.where(finite, losses, 0.0)
+        index, losses = self.gather(index, torch.where(finite, losses, 0.0))
         index, order = index.sort(stable=True)
-        num_new = index.new_zeros(num_bins + 1).index_add(0, index, torch.ones_like(index))
+        num_new = index.new_zeros(num_bins + 2).index_add(0, index, torch.ones_like(index))
         place = torch.arange(len(index), device=index.device) - (num_new.cumsum(0) - num_new)[index]  # within its bin
-        num_new_by_rank = gather_over_ranks(num_new)  # (W, K+1)
-        num_new = num_new_by_rank.sum(0)
-        place = place + num_new_by_rank[: rank()].sum(0)[index]
         kept = (index < num_bins) & (place >= num_new[index] - self.history)  # the last few, should one bin get many
         slot = (self.num_seen[index.clamp(max=num_bins - 1)] + place) % self.history
-        cell = torch.where(kept, index * self.history + slot, num_bins * self.history)  # (B,), the last a dustbin
-        new = losses.new_zeros(2, num_bins * self.history + 1)
-        new[:, cell] = torch.stack([losses[order], torch.ones_like(losses)])
-        value, written = sum_over_ranks(new)[:, :-1].view(2, num_bins, self.history)
-        self.losses.copy_(torch.where(written > 0, value, self.losses))
-        self.num_seen += num_new[:-1]
-        self.num_skipped += num_new[-1]
+        cell = torch.where(kept, index * self.history + slot, num_bins * self.history)  # (N,), the last a dustbin
+        rings = F.pad(self.losses.flatten(), (0, 1))
+        rings[cell] = losses[order]
+        self.losses.copy_(rings[:-1].view_as(self.losses))
+        self.num_seen += num_new[:num_bins]
+        self.num_skipped += num_new[num_bins]
         self.steps.advance()
         self.table.set(self.learned_mass())
+
+    def gather(self, index: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
+        """Return bins and losses (B,) of all ranks, in their order, by one small message: (N,) each.
+
+        At the first step ranks agree on how many losses each sends. A batch that is smaller later, as the last of an
+        epoch, is filled up with losses of no bin, K + 1; of one that is larger the last losses are sent.
+        """
+        if world_size() == 1:
+            return index, losses
+        self.num_gathered = self.num_gathered or int(max_over_ranks(torch.full_like(index[0], len(index))))
+        own = losses.new_full((2, self.num_gathered), len(self.losses) + 1)
+        own[:, : len(losses)] = torch.stack([index.to(losses.dtype), losses])[:, -self.num_gathered :]
+        index_of_all, losses_of_all = gather_over_ranks(own).transpose(0, 1).flatten(1)
+        return index_of_all.long(), losses_of_all
 
     def learned_mass(self) -> Tensor:
         """Return what the losses ask for, (K,), summing to 1."""

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from kairostep.checks import choice, count
-from kairostep.ranks import rank, world_size
-from kairostep.timesteps.draws import random_bits
+from kairostep.counters import mix_seed
+from kairostep.ranks import rank, spread_rows, world_size
 from kairostep.timesteps.representation import represent
 from kairostep.timesteps.selection import DropQueue, SelectionRule, f_statistic
 
 DEFAULT_REWARD_ROWS = 64
+SWEPT_ROWS = 1  # what a seed is for
 DEFAULT_SWEEP = 128  # selects as well as all 1000 do: results/selection_quality
 
 
@@ -27,7 +28,8 @@ class Probing:
     Args:
         every: Training steps from one probe to the next.
         sweep: Timesteps in the sweep. Default: 128, or all if there are fewer. The paper sweeps all.
-        sweep_x0: Rows that share the sweep. Default: one per rank, so that ranks share its cost. The paper has one.
+        sweep_x0: Rows that share the sweep. The rank that has a row evaluates its part: more rows share the cost out
+            between ranks. Default: 1, as in the paper.
         reward_rows: Rows of the batch, over all ranks, that are rewarded. Default: 64. The paper rewards all.
         num_selected: Timesteps at which rows are rewarded, |S| in the paper.
         queue_size: Sweeps that the selection looks back on, |Q| in the paper.
@@ -90,36 +92,42 @@ class Probe:
     swept: Tensor  # (n,) this rank's positions in the sweep
 
 
-def plan_probe(queue: DropQueue, num_rows: int, num_paid: int, sweep_x0: int | None, key: Tensor, update: int) -> Probe:
-    """Return what this rank evaluates: its share of the sweep, and the paid ones of its rows at S.
-
-    The sweep's timesteps are dealt out to `sweep_x0` rows, one from each equal part of the batch over all ranks.
+def plan_probe(queue: DropQueue, num_rows: int, num_paid: int, sweep_x0: int, seed: int, update: int) -> Probe:
+    """Return what this rank evaluates: of the whole batch's swept and paid rows those that it holds, maybe none.
 
     Args:
         queue: Holds the timesteps of the sweep and the selected ones.
         num_rows: Rows of this rank's batch.
-        num_paid: Those of them that are rewarded.
+        num_paid: Rows that are rewarded, over all ranks.
         sweep_x0: As in `Probing`.
-        key: Of the random numbers that pick the swept rows, ().
+        seed: Picks the swept rows.
         update: Number of this probe, which the picked rows depend on as well.
     """
-    num_selected, num_swept, device = len(queue.selected), len(queue.sweep_t), key.device
-    sweep_x0 = sweep_x0 or world_size()
-    num_local, rest = divmod(sweep_x0, world_size())
-    if rest:
-        raise ValueError(f"sweep_x0 must be a multiple of the {world_size()} ranks, got {sweep_x0}: leave it out")
-    bits = random_bits(key, torch.full_like(key, update), sweep_x0)
-    part, first = torch.arange(num_local, device=device), rank() * num_local
-    here = bits[first + part] & 0x7FFFFFFF
-    row = ((part << 31) + here) * num_rows // (num_local << 31)  # (num_local,)
-    starts = [min(first + k, num_swept) for k in range(num_local)]  # more x0 than timesteps: nothing left for some
-    swept = [torch.arange(start, num_swept, sweep_x0, device=device) for start in starts]
-    sweep_rows = torch.cat([row[k].expand_as(positions) for k, positions in enumerate(swept)])
-    paid = torch.arange(num_paid, device=device) * num_rows // num_paid  # (R,)
-    selected_t = queue.sweep_t[queue.selected].repeat_interleave(num_paid)
+    num_swept, device = len(queue.sweep_t), queue.sweep_t.device
+    held = own_swept_rows(num_rows, min(sweep_x0, num_swept), seed, update)
+    dealt = {part: torch.arange(part, num_swept, sweep_x0, device=device) for part in held}
+    nothing = torch.empty(0, dtype=torch.int64, device=device)
+    swept = torch.cat([nothing, *dealt.values()])
+    sweep_rows = torch.cat([nothing, *(torch.full_like(dealt[part], row) for part, row in held.items())])
+    paid = spread_rows(num_paid, num_rows, device)  # (R,)
     return Probe(
-        rows=torch.cat([sweep_rows, paid.repeat(num_selected)]),
-        t=torch.cat([queue.sweep_t[torch.cat(swept)], selected_t]),
+        rows=torch.cat([sweep_rows, paid.repeat(len(queue.selected))]),
+        t=torch.cat([queue.sweep_t[swept], queue.sweep_t[queue.selected].repeat_interleave(len(paid))]),
         paid=paid,
-        swept=torch.cat(swept),
+        swept=swept,
     )
+
+
+def own_swept_rows(num_rows: int, num_parts: int, seed: int, update: int) -> dict[int, int]:
+    """Return the swept rows that this rank holds, by the number of their part, one from each equal part of the batch.
+
+    Whole numbers on the host, so that all ranks agree to the last bit and nothing waits for the device.
+    """
+    rows, denominator = {}, num_parts << 31
+    for part in range(num_parts):
+        place = (part << 31) + (
+            mix_seed(seed, SWEPT_ROWS, update, part) >> 33
+        )  # in the whole batch, over `denominator`
+        if place * world_size() // denominator == rank():
+            rows[part] = place * (num_rows * world_size()) // denominator - rank() * num_rows
+    return rows

@@ -2,7 +2,6 @@
 
 from torch import Tensor, nn
 
-from kairostep.ranks import world_size
 from kairostep.timesteps.fixed import UNBIASED_FLOOR
 from kairostep.timesteps.policy import Beta
 from kairostep.timesteps.probe_plan import DEFAULT_REWARD_ROWS, DEFAULT_SWEEP, Probing
@@ -37,8 +36,8 @@ class Reading:
         return min(num_steps, DEFAULT_SWEEP) if sweep is None else sweep
 
     def num_paid(self, reward_rows: int | None, num_rows: int) -> int:
-        """Return how many of a rank's rows are rewarded."""
-        return min(num_rows, -(-(reward_rows or DEFAULT_REWARD_ROWS) // world_size()))
+        """Return how many rows of a batch over all ranks are rewarded."""
+        return min(num_rows, reward_rows or DEFAULT_REWARD_ROWS)
 
     def check(self, floor: float | None, probing: Probing, *, unbiased: bool) -> None:
         """Raise for options that cannot be combined with this reading: here all can."""

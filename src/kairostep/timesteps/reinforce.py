@@ -65,10 +65,13 @@ def compare_with_baseline(mean: Tensor, baseline: Tensor, first: Tensor) -> tupl
 
 
 def gradient_over_ranks(policy: nn.Module, objective: Tensor) -> Tensor:
-    """Return the gradient (P,) of minus the mean of the objective (R,) over all ranks."""
-    num_rows = sum_over_ranks(torch.ones_like(objective).sum())
+    """Return the gradient (P,) of minus the mean of the objective (R,) over all ranks; a rank may have none of it."""
+    parameters = list(policy.parameters())
+    num_rows = sum_over_ranks(torch.full((), len(objective), dtype=torch.float32, device=objective.device))
+    if len(objective) == 0:
+        return sum_over_ranks(torch.cat([torch.zeros_like(p).flatten().float() for p in parameters]))
     loss = -objective.sum() / num_rows
-    gradients = torch.autograd.grad(loss, list(policy.parameters()), materialize_grads=True)
+    gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
     return sum_over_ranks(torch.cat([g.flatten().float() for g in gradients]))
 
 

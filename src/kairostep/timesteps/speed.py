@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from kairostep.checks import choice, positive, share
+from kairostep.ranks import own_rows, world_size
 from kairostep.registry import samplers
 from kairostep.timesteps.draws import Draws, check_batch
 from kairostep.timesteps.fixed import LogSNR
@@ -133,14 +134,14 @@ class Speed(TimestepSampler):
         return self.step_weight[bin_index(t, len(self.step_weight))].to(t.dtype)
 
     def draw_pairs(self, x0: Tensor) -> Tensor:
-        """Return times (B,) for the rows of x0, row i and row i + B / 2 being mirrors of each other."""
-        num_rows, num_steps = x0.shape[0], self.mass.shape[0]
-        one_per_pair = x0[: (num_rows + 1) // 2]
-        t, index = quantile(self.mass, self.draws(one_per_pair))
+        """Return times (B,) for the rows of x0; rows i and i + N / 2 of the batch over all ranks are mirrors."""
+        num_rows, num_steps = x0.shape[0] * world_size(), self.mass.shape[0]
+        num_pairs = (num_rows + 1) // 2
+        t, index = quantile(self.mass, self.draws.draw_for_all_ranks(x0, num_pairs))
         mirrored = t + (self.mirror(index) - index).to(t.dtype) / num_steps
-        swap = self.draws(one_per_pair) < 0.5
+        swap = self.draws.draw_for_all_ranks(x0, num_pairs) < 0.5
         pairs = torch.cat([torch.where(swap, mirrored, t), torch.where(swap, t, mirrored)])
-        return pairs[:num_rows].clamp(0, BELOW_ONE)
+        return own_rows(pairs[:num_rows], x0.shape[0]).clamp(0, BELOW_ONE)
 
     def density(self, num_bins: int = 100) -> Tensor:
         """Return where the draws go, both of each pair: (num_bins,), summing to 1."""

@@ -1,0 +1,196 @@
+"""W ranks, here threads, do what one rank does with the whole batch: every sampler, its draws, weights and state."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from samplers import LEARNING, SAMPLERS, batch, build, build_model, tilted_losses_of, train_step
+from threads import run_ranks
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import kairostep as ks
+from kairostep import ranks
+from kairostep.ranks import own_positions, own_rows, spread_rows
+
+NUM_ROWS, NUM_STEPS, SEED = 64, 50, 7
+COSTLY = tuple(name for name in LEARNING if name.startswith(("adaptive", "gradient_variance")))
+BUILDING = threading.Lock()  # networks are made with torch's global generator, which threads share
+
+Make = Callable[[nn.Module], ks.TimestepSampler]
+
+
+def gentle(model: nn.Module) -> ks.TimestepSampler:
+    """Return "adaptive_pair_unbiased" with the usual rate: at 0.3 it runs to its bounds, where rounding shows."""
+    return ks.Adaptive(
+        ks.ConstantBeta(), probing=ks.Probing(every=2, credit="batch"), floor=0.1, unbiased=True, seed=SEED
+    )
+
+
+def by_name(name: str) -> Make:
+    return gentle if name == "adaptive_pair_unbiased" else lambda model: build(name, model, SEED)
+
+
+@dataclass
+class Trained:
+    """What a rank drew and knows after training."""
+
+    t: Tensor  # (steps, B)
+    weight: Tensor  # (steps, B)
+    state: dict[str, Tensor]
+    density: Tensor
+    asked: list[int]  # rows of each call of `loss_at` from a probe
+
+
+def train(make: Make, rank: int = 0, world_size: int = 1, num_steps: int = NUM_STEPS) -> Trained:
+    """Train on this rank's rows in float64 by losses that are functions of row and t."""
+    with BUILDING:
+        model = build_model().double()
+        sampler = make(model)
+    drawn, asked, num_local = [], [], NUM_ROWS // world_size
+
+    def counted_losses_of(model: nn.Module, x0: Tensor) -> ks.LossAt:
+        def loss_at(rows: Tensor, t: Tensor) -> Tensor:
+            asked.append(len(rows))
+            return tilted_losses_of(model, x0)(rows, t)
+
+        return loss_at
+
+    for step in range(num_steps):
+        x0 = batch(step, NUM_ROWS).double()[rank * num_local : (rank + 1) * num_local]
+        drawn.append(train_step(sampler, model, x0, counted_losses_of))
+        asked.remove(num_local)  # that of training
+    state = {key: value.clone() for key, value in sampler.state_dict().items()}
+    t, weight = (torch.stack([getattr(own, key) for own in drawn]) for key in ("t", "weight"))
+    return Trained(t, weight, state, sampler.density(), asked)
+
+
+def assert_same_as_one_rank(monkeypatch: pytest.MonkeyPatch, make: Make, world_size: int) -> list[Trained]:
+    """Train on one rank and on several, compare, and return what the several did."""
+    one = train(make)
+    several, _ = run_ranks(monkeypatch, world_size, lambda rank: train(make, rank, world_size))
+    assert_close(torch.cat([own.t for own in several], dim=1), one.t, rtol=0, atol=1e-6)
+    assert_close(torch.cat([own.weight for own in several], dim=1), one.weight, rtol=2e-6, atol=1e-6)
+    for key, value in one.state.items():
+        assert all(torch.equal(own.state[key], several[0].state[key]) for own in several), key
+        assert_close(several[0].state[key], value, rtol=2e-6, atol=1e-6, msg=lambda text, key=key: f"{key}: {text}")
+    assert_close(several[0].density, one.density, rtol=1e-5, atol=1e-6)
+    return several
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in LEARNING])
+def test_ranks_draw_bitwise_what_one_draws(monkeypatch: pytest.MonkeyPatch, name: str, world_size: int) -> None:
+    def draw(rank: int, world_size: int = world_size) -> tuple[Tensor, Tensor]:
+        with BUILDING:
+            sampler = build(name, build_model(), SEED)
+        x0 = torch.zeros(NUM_ROWS // world_size, 4)
+        drawn = [sampler.sample(x0) for _ in range(NUM_STEPS)]
+        return torch.stack([own.t for own in drawn]), torch.stack([own.weight for own in drawn])
+
+    several, calls = run_ranks(monkeypatch, world_size, draw)
+    for parts, whole in zip(zip(*several, strict=True), draw(0, 1), strict=True):
+        assert torch.equal(torch.cat(parts, dim=1), whole)
+    assert not calls
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("name", LEARNING)
+def test_ranks_learn_what_one_learns(monkeypatch: pytest.MonkeyPatch, name: str, world_size: int) -> None:
+    assert_same_as_one_rank(monkeypatch, by_name(name), world_size)
+
+
+@pytest.mark.parametrize("name", [name for name in LEARNING if name not in COSTLY])
+def test_eight_ranks_learn_what_one_learns(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    assert_same_as_one_rank(monkeypatch, by_name(name), 8)
+
+
+def test_ranks_without_a_probed_row_are_not_asked_for_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(model: nn.Module) -> ks.TimestepSampler:
+        probing = ks.Probing(every=5, reward_rows=3, sweep=16, queue_size=4)
+        return ks.Adaptive(ks.BetaPolicy.for_input((4,), 16), probing=probing, seed=SEED)
+
+    several = assert_same_as_one_rank(monkeypatch, make, 8)
+    paid = [len(own_positions_of(rank, 8, 3)) for rank in range(8)]
+    assert paid == [1, 0, 1, 0, 0, 1, 0, 0]
+    assert all(num > 0 for own in several for num in own.asked)
+    num_asked = [sum(own.asked) for own in several]
+    swept = [num - 10 * 2 * 3 * own for num, own in zip(num_asked, paid, strict=True)]  # ten probes, before and after
+    assert sum(swept) == 10 * 2 * 16
+    assert all(num % (2 * 16) == 0 for num in swept)  # one rank sweeps all timesteps
+    assert sum(num > 0 for num in swept) > 2  # another one each time
+
+
+def own_positions_of(rank: int, world_size: int, num: int) -> list[int]:
+    return [i for i in range(num) if i * world_size // num == rank]
+
+
+@pytest.mark.parametrize("rows_per_probe", [1, 12, 24, 100])
+def test_rows_of_a_probe_may_lie_on_several_ranks(monkeypatch: pytest.MonkeyPatch, rows_per_probe: int) -> None:
+    def make(model: nn.Module) -> ks.TimestepSampler:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        return ks.LeastNoise(optimizer, rows_per_probe=rows_per_probe, warmup=4, refresh=2, gate=0.999, seed=SEED)
+
+    several = assert_same_as_one_rank(monkeypatch, make, 4)
+    assert sum(sum(own.asked) for own in several) == int(several[0].state["num_probes"]) == 4 * min(rows_per_probe, 64)
+
+
+def test_gradients_over_rows_of_two_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(model: nn.Module, rows_per_gradient: int = 12) -> ks.TimestepSampler:
+        return ks.GradientVariance(model.parameters(), num_bins=4, every=2, rows_per_gradient=rows_per_gradient)
+
+    with pytest.raises(
+        ValueError, match=r"must divide the 16 rows of each of 4 ranks, got 12: pass rows_per_gradient=4"
+    ):
+        run_ranks(monkeypatch, 4, lambda rank: train(make, rank, 4, num_steps=1))
+    assert_same_as_one_rank(monkeypatch, lambda model: make(model, 4), 4)
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_sampling_sends_nothing_and_observing_one_small_message(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Steps with a probe, and the first, at which `LossSecondMoment` agrees on a size, may send more."""
+
+    def count(rank: int) -> tuple[int, list[int], list[int]]:
+        group: Any = ranks.dist
+        with BUILDING:
+            model = build_model()
+            sampler = by_name(name)(model)
+        while_sampling, ordinary, probing = 0, [], []
+        for step in range(12):
+            x0 = batch(step, NUM_ROWS)[rank * 32 : rank * 32 + 32]
+            loss_at, num_before = tilted_losses_of(model, x0), len(group.sizes)
+            drawn = sampler.sample(x0)
+            while_sampling += len(group.sizes) - num_before
+            asked_before = int(sampler.diagnostics().get("probe_evaluations", torch.tensor(0)))
+            with sampler.observe(x0, drawn, loss_at(torch.arange(32), drawn.t).detach(), loss_at):
+                pass
+            asked = int(sampler.diagnostics().get("probe_evaluations", torch.tensor(0))) - asked_before
+            sizes = group.sizes[num_before:]
+            if step and rank == 0:  # whose messages are listed
+                (probing if asked else ordinary).append(len(sizes))
+                assert asked or sum(sizes) <= 1024
+        return while_sampling, ordinary, probing
+
+    counts, _ = run_ranks(monkeypatch, 2, count)
+    while_sampling, ordinary, probing = counts[0]
+    assert while_sampling == 0
+    assert max(ordinary, default=0) <= 1
+    assert len(ordinary) + len(probing) == 11
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("num", [1, 3, 64, 256])
+def test_positions_are_spread_over_the_rows_of_all_ranks(
+    monkeypatch: pytest.MonkeyPatch, num: int, world_size: int
+) -> None:
+    def spread(rank: int, num_local: int = 24) -> tuple[list[int], list[int]]:
+        rows = spread_rows(num, num_local, torch.device("cpu"))
+        assert own_rows(torch.arange(24 * world_size), 24).tolist() == list(range(24 * rank, 24 * rank + 24))
+        return list(own_positions(num)), (rows + rank * num_local).tolist()
+
+    several, _ = run_ranks(monkeypatch, world_size, spread)
+    assert [i for positions, _ in several for i in positions] == list(range(num))
+    assert [row for _, rows in several for row in rows] == [i * 24 * world_size // num for i in range(num)]
