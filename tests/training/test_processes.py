@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from process_groups import leave_group
 from small_runs import (
     ADAPTIVE,
     CONTEXT,
@@ -88,7 +89,7 @@ def watch_rank(folder: str, environment: dict[str, str]) -> None:
         **watch_recorder(Path(folder), rank),
     }
     torch.save(watched, f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    leave_group()
 
 
 def watch_recorder(folder: Path, rank: int) -> dict[str, Any]:
@@ -185,7 +186,7 @@ def train_own_model(folder: str, environment: dict[str, str]) -> None:
     times = [trainer.step([next(batches)]).drawn.t for _ in range(3)]
     state = model.state_dict()
     torch.save({"world_size": world_size, "times": torch.stack(times), "model": state}, f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    leave_group()
 
 
 def test_a_users_own_trainer_joins_the_ranks(tmp_path: Path) -> None:
