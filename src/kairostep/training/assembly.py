@@ -12,6 +12,7 @@ from accelerate.utils import InitProcessGroupKwargs, LoggerType
 from kairostep.data import Batches
 from kairostep.experiments import Config, Experiment
 from kairostep.training.cuda_graphs import ReplayedTrainer
+from kairostep.training.restarts import join_after_restart
 from kairostep.training.step_mode import StepMode, choose_step_mode, compile_network
 from kairostep.training.trainer import Trainer, learning_rate_schedule
 
@@ -25,6 +26,7 @@ def make_accelerator(config: Config) -> Accelerator:
     torch.use_deterministic_algorithms(config.deterministic)
     torch.backends.cudnn.benchmark = not config.deterministic
     waits = config.autoencoder is not None or config.rank_timeout > 0  # a watch ends them if one is lost
+    join_after_restart(GROUP_TIMEOUT)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Tried adding logger|.*no supported trackers")  # an error below
         accelerator = Accelerator(
