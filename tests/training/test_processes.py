@@ -217,20 +217,6 @@ def test_two_processes_train(whole_pair: Path) -> None:
     assert (whole_pair / "model" / "model_index.json").exists()
 
 
-def test_two_killed_processes_go_on_bitwise(whole_pair: Path, tmp_path: Path) -> None:
-    directory = tmp_path / "pair"
-    command = arguments(directory, SETTINGS)
-    for target in (2, 4):
-        children = start_ranks(command, tmp_path / "log")
-        assert children[0].wait_until(lambda target=target: num_lines(directory) >= target)
-        codes = [child.send(signal.SIGKILL) for child in children]
-        assert codes[0] == -signal.SIGKILL
-    children = start_ranks(command, tmp_path / "log")
-    assert [child.join() for child in children] == [0, 0], [child.output for child in children]
-    assert "going on from step" in children[0].output
-    assert_same_run(directory, whole_pair)
-
-
 def test_a_signal_to_one_process_stops_both(whole_pair: Path, tmp_path: Path) -> None:
     directory = tmp_path / "pair"
     children = start_ranks(arguments(directory, SETTINGS), tmp_path / "log")

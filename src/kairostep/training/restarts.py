@@ -5,6 +5,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 
 def join_after_restart(timeout: timedelta) -> None:
@@ -17,18 +19,13 @@ def join_after_restart(timeout: timedelta) -> None:
     Args:
         timeout: Of the collectives of the group.
     """
-    restart, on_one_machine = (
-        os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
-        os.environ.get("GROUP_WORLD_SIZE") == "1",
-    )
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    on_one_machine = os.environ.get("GROUP_WORLD_SIZE") == "1"
     shares_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if restart == "0" or not on_one_machine or not shares_store or dist.is_initialized():
         return
-    store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
-    dist.init_process_group(
-        "nccl" if torch.cuda.is_available() else "gloo",
-        store=dist.PrefixStore(f"restart {restart}", store),
-        rank=rank,
-        world_size=world_size,
-        timeout=timeout,
-    )
+    both = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"  # as accelerate chooses
+    backend = ("cuda:nccl,cpu:gloo" if both else "nccl") if torch.cuda.is_available() else "gloo"
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    own = PrefixStore(f"restart {restart}", store)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=world_size, timeout=timeout)
