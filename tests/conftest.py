@@ -19,6 +19,8 @@ sys.path.append(str(LIBRARIES))  # last: what the environment has comes first
 LONG = (
     "test_kills",
     "test_processes",
+    "test_rank_kills",
+    "test_lost_processes",
     "test_conduct",
     "test_demo",
     "test_outside_parts",

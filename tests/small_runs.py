@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from process_groups import free_port
 
 import kairostep.cli
 from kairostep.experiments import command_line
@@ -151,18 +151,18 @@ def _run_command(
     kairostep.cli.main(command)
 
 
-def start_ranks(command: Sequence[str], log: Path, world_size: int = 2) -> list[Child]:
-    """Start the command on several ranks, as a launcher would."""
+def start_ranks(
+    command: Sequence[str], log: Path, world_size: int = 2, prepare: Mapping[int, Callable[[], None]] | None = None
+) -> list[Child]:
+    """Start the command on several ranks, as a launcher would; `prepare` has what some ranks call before."""
     return [
-        Child(command, log.with_suffix(f".{rank}"), environment=environment)
+        Child(command, log.with_suffix(f".{rank}"), (prepare or {}).get(rank), environment)
         for rank, environment in enumerate(rank_environments(world_size))
     ]
 
 
 def rank_environments(world_size: int) -> list[dict[str, str]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     common = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
     common |= {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]

@@ -3,7 +3,6 @@
 import logging
 import os
 import pickle
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerators import forget_accelerators
+from process_groups import free_port, leave_group
 from small_problem import NUM_ROWS, Make, losses_of, make_adaptive, make_root_loss, make_uniform
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -247,16 +247,13 @@ def run_rank(rank: int, folder: str, port: int) -> None:
             "states": [training.state() for training in (whole, second, third)],
         }
     torch.save(results, f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    leave_group()
 
 
 @pytest.fixture(scope="module")
 def folder_of_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(run_rank, (str(folder), port), nprocs=2)
+    torch.multiprocessing.spawn(run_rank, (str(folder), free_port()), nprocs=2)
     return folder
 
 

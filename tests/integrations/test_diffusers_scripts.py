@@ -1,7 +1,6 @@
 """Patched scripts run: uniform draws leave the losses bitwise, root_loss learns, checkpoints hold the sampler."""
 
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ import torch
 from accelerate import Accelerator
 from accelerators import forget_accelerators
 from diffusers.training_utils import compute_density_for_timestep_sampling as their_density
+from process_groups import free_port, leave_group
 from torch.testing import assert_close
 from training_scripts import SCRIPTS, SETTINGS
 
@@ -110,14 +110,11 @@ def run_rank(rank: int, folder: str, port: int) -> None:
         text, ["--seed=3", f"--output_dir={folder}"], max_train_steps=100, resume_from_checkpoint="checkpoint-60"
     )
     torch.save({"drawn": drawn, "density": density, "resumed": torch.stack(resumed["DRAWN"])}, f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    leave_group()
 
 
 def test_two_processes_draw_different_times_from_one_state(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(run_rank, (str(tmp_path), port), nprocs=2)
+    torch.multiprocessing.spawn(run_rank, (str(tmp_path), free_port()), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert torch.equal(first["density"], second["density"])
     assert all(not torch.equal(*pair) for pair in zip(first["drawn"], second["drawn"], strict=True))

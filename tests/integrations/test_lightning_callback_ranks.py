@@ -1,7 +1,6 @@
 """Lightning on two processes: one checkpoint, one learned state, different draws."""
 
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 from denoiser import Denoiser, assert_same, loader, trainer_of
 from lightning.pytorch.callbacks import ModelCheckpoint
+from process_groups import free_port, leave_group
 from small_problem import make_adaptive, make_root_loss
 
 
@@ -30,16 +30,13 @@ def run_rank(rank: int, folder: str, port: int) -> None:
             "networks": [model.state_dict() for model in (whole, second)],
         }
     torch.save(results, f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    leave_group()
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(run_rank, (str(folder), port), nprocs=2)
+    torch.multiprocessing.spawn(run_rank, (str(folder), free_port()), nprocs=2)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

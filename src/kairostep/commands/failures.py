@@ -31,7 +31,8 @@ def missing_for(command: str, error: ModuleNotFoundError) -> str:
     return f"kairostep {command} needs {package}, which is not installed: {install_command(extra)}"
 
 
-def fail(message: str, code: int) -> NoReturn:
-    """Print what is wrong and exit."""
-    print(f"kairostep: error: {message}", file=sys.stderr)
+def fail(message: str, code: int, *, speak: bool = True) -> NoReturn:
+    """Print what is wrong, unless another process does, and exit."""
+    if speak:
+        print(f"kairostep: error: {message}", file=sys.stderr)
     raise SystemExit(code)

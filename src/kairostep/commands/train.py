@@ -50,18 +50,20 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
 
 def train_run(config: "Config") -> None:
     """Train a config in its output directory, or resume the run there."""
-    from kairostep.training import Run, RunError
+    from kairostep.training import LostProcess, Run, RunError
 
     if config.features:
         sys.path.append("")  # find modules in the working directory, as `python -m` does
-    run = Run(config)  # raises ValueError if the config is impossible
-    on_main, was_finished = run.accelerator.is_main_process, run.finished
-    if on_main:
-        print(run.description, flush=True)
-        for note in run.notes:
-            print(f"kairostep: note: {note}", file=sys.stderr, flush=True)
     try:
+        run = Run(config)  # raises ValueError if the config is impossible
+        on_main, was_finished = run.accelerator.is_main_process, run.finished
+        if on_main:
+            print(run.description, flush=True)
+            for note in run.notes:
+                print(f"kairostep: note: {note}", file=sys.stderr, flush=True)
         run.train()
+    except LostProcess as error:
+        fail(str(error), RUN_ERROR, speak=error.speaks)
     except RunError as error:
         fail(str(error), RUN_ERROR)
     if was_finished and on_main:

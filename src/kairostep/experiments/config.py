@@ -16,7 +16,7 @@ COMPONENTS = tuple(f.name for f in fields(Config) if f.type is Component)
 NAMES = tuple(f.name for f in fields(Config))
 LATER = {"steps", "output", "resume", "workers", "cache", "trackers", "keep_checkpoints", "checkpoint_every"}
 LATER |= {"log_every", "density_every", "evaluate_every", "held_out_images", "sample_every", "sample_steps"}
-LATER |= {"fid_every", "fid_images", "inception", "inception_sha256", "features", "keep_every"}
+LATER |= {"fid_every", "fid_images", "inception", "inception_sha256", "features", "keep_every", "rank_timeout"}
 # `LATER`: settings that a resumed run may change, since they do not influence the weights
 UNSET = "not set"
 DESCRIPTIONS: Mapping[Any, str] = {

@@ -70,6 +70,14 @@ class Config:
     deterministic: bool = setting(False, "same bits on every GPU run, slower; a CPU always gives them")
     workers: int = whole(4, "processes that read data sets too large for memory", at_least=0, example=4)
 
+    rank_timeout: int = whole(
+        60,
+        "seconds after which a process that is silent counts as lost, and the others end; 0: no watch",
+        at_least=0,
+        at_most=86_400,
+        example=60,
+    )
+
     output: str | None = setting(None, "run directory; by default runs/ and the preset with what was changed")
     seed: int = whole(0, "a step is a function of seed, process and step number", at_least=0, at_most=2**63 - 1)
     resume: bool = setting(True, "go on from the last checkpoint in the run directory")

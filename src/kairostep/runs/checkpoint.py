@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import math
 import os
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kairostep.files import sync_folder, whole_file
+
+log = logging.getLogger("kairostep")
 
 
 class CheckpointError(ValueError):
@@ -39,6 +42,21 @@ class Checkpoints:
         except FileNotFoundError:  # the folder was removed just now
             return []
         return sorted(paths, key=lambda path: step_of(path) or 0)
+
+    def read_newest(self) -> dict[str, Any] | None:
+        """Return the newest readable state, None if there is none. Warn about damaged ones."""
+        paths = self.paths()
+        for path in reversed(paths):
+            try:
+                return read(path)
+            except CheckpointError as error:
+                log.warning("%s; using the one before", error)
+        if paths:
+            raise CheckpointError(
+                f"none of the {len(paths)} checkpoints in {self.directory} can be read: "
+                "put back a good one, or pass another --output to start anew"
+            )
+        return None
 
     def save(self, step: int, state: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
         """Write the state of a step, and remove checkpoints that need not be kept.

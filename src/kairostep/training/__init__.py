@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from kairostep.training.ema import EMA as EMA
     from kairostep.training.run import Run as Run
     from kairostep.training.run import RunError as RunError
+    from kairostep.training.run_errors import LostProcess as LostProcess
     from kairostep.training.trainer import Trainer as Trainer
     from kairostep.training.trainer import learning_rate_schedule as learning_rate_schedule
     from kairostep.training.trainer import seed_step as seed_step
@@ -16,6 +17,7 @@ __getattr__ = import_at_first_use(
     __name__,
     {
         "EMA": "ema",
+        "LostProcess": "run_errors",
         "Run": "run",
         "RunError": "run",
         "Trainer": "trainer",

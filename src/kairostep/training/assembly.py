@@ -12,10 +12,11 @@ from accelerate.utils import InitProcessGroupKwargs, LoggerType
 from kairostep.data import Batches
 from kairostep.experiments import Config, Experiment
 from kairostep.training.cuda_graphs import ReplayedTrainer
+from kairostep.training.restarts import join_after_restart
 from kairostep.training.step_mode import StepMode, choose_step_mode, compile_network
 from kairostep.training.trainer import Trainer, learning_rate_schedule
 
-WAIT_FOR_LATENTS = timedelta(hours=24)  # how long other processes wait while the first one encodes
+GROUP_TIMEOUT = timedelta(hours=24)  # of a collective: processes wait long while the first encodes, measures or writes
 
 
 def make_accelerator(config: Config) -> Accelerator:
@@ -24,6 +25,8 @@ def make_accelerator(config: Config) -> Accelerator:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
     torch.use_deterministic_algorithms(config.deterministic)
     torch.backends.cudnn.benchmark = not config.deterministic
+    waits = config.autoencoder is not None or config.rank_timeout > 0  # a watch ends them if one is lost
+    join_after_restart(GROUP_TIMEOUT)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Tried adding logger|.*no supported trackers")  # an error below
         accelerator = Accelerator(
@@ -31,7 +34,7 @@ def make_accelerator(config: Config) -> Accelerator:
             mixed_precision="no" if config.precision == "fp32" else config.precision,
             log_with=list(config.trackers) or None,
             project_dir=Path(config.output or ".") / "trackers",
-            kwargs_handlers=[InitProcessGroupKwargs(timeout=WAIT_FOR_LATENTS)] if config.autoencoder else None,
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=GROUP_TIMEOUT)] if waits else None,
         )
     check_trackers(config.trackers, accelerator)
     return accelerator

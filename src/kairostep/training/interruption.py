@@ -10,15 +10,21 @@ import torch
 
 from kairostep.ranks import sum_over_ranks, world_size
 from kairostep.stopping import repeats, stopping_signals
+from kairostep.training.process_watch import Watch
 
 SECONDS_BETWEEN = 2.0  # between agreements of several processes; each agreement waits for the device
 
 
 class Interruption:
-    """Catches SIGINT, SIGTERM and SIGHUP within a block; a second SIGINT or SIGTERM acts at once."""
+    """Catches SIGINT, SIGTERM and SIGHUP within a block; a second SIGINT or SIGTERM acts at once.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    Args:
+        device: Of this process.
+        watch: Ends this process on a signal if another one hangs. Default: none does.
+    """
+
+    def __init__(self, device: torch.device, watch: Watch | None = None) -> None:
+        self.device, self.watch = device, watch or Watch()
         self.signal: signal.Signals | None = None
         self.before: dict[signal.Signals, object] = {}
         self.next_agreement, self.interval, self.last = 0, 1, (0, time.monotonic())
@@ -26,9 +32,11 @@ class Interruption:
     def __enter__(self) -> Self:
         for number in stopping_signals():
             self.before[number] = signal.signal(number, self._note)
+        self.watch.hear_signals()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.watch.ignore_signals()
         for number, handler in self.before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
@@ -52,6 +60,8 @@ class Interruption:
         wanted = max(1, min(100, int(SECONDS_BETWEEN * world_size() / max(total, 1e-6))))
         self.interval = min(wanted, 2 * self.interval)  # grow slowly: the first steps are not typical
         self.next_agreement = step + self.interval
+        if signalled > 0:
+            self.watch.end_agreed()
         return bool(signalled > 0)
 
     def leave(self, message: str, *, speak: bool) -> NoReturn:

@@ -1,7 +1,6 @@
 """A whole run: takes a config and writes a directory with metrics, samples, checkpoints and a model."""
 
 import itertools
-import logging
 import math
 import shlex
 import time
@@ -16,19 +15,18 @@ from safetensors import SafetensorError
 
 from kairostep.experiments import Config, build
 from kairostep.progress_meter import duration
-from kairostep.runs.checkpoint import CheckpointError, Checkpoints, read
+from kairostep.runs.checkpoint import Checkpoints
 from kairostep.runs.directory import DirectoryLock, check, write_config
 from kairostep.runs.recorder import Recorder
 from kairostep.training.assembly import make_accelerator, make_batches, make_trainer, step_mode_of
 from kairostep.training.export import export
 from kairostep.training.interruption import Interruption
 from kairostep.training.monitor import Monitor
+from kairostep.training.process_watch import watch_processes
 from kairostep.training.progress_lines import TrainingProgress, notes_on
 from kairostep.training.run_errors import Diverged
 from kairostep.training.run_errors import RunError as RunError
 from kairostep.training.stopwatch import Stopwatch
-
-log = logging.getLogger("kairostep")
 
 
 class Run:
@@ -45,7 +43,12 @@ class Run:
         if config.output is None:
             raise ValueError("output must name the run directory, got none: pass --output=runs/NAME")
         self.began, self.directory = time.monotonic(), Path(config.output)
-        self.accelerator = make_accelerator(config)
+        self.accelerator, self.saved_step = make_accelerator(config), 0
+        self.watch = watch_processes(config.rank_timeout, self.accelerator.device, self._where)
+        with self.watch.guard():
+            self._assemble(config)
+
+    def _assemble(self, config: Config) -> None:
         with self.accelerator.main_process_first():  # it encodes latents; the others find them in the cache
             self.experiment = build(config, self.accelerator.device)
         self.asked, self.config = config, self.experiment.config  # as passed, and with all defaults filled in
@@ -101,20 +104,22 @@ class Run:
         """Train to the last step. SIGINT, SIGTERM and SIGHUP save a checkpoint and raise `SystemExit`."""
         start, trackers = self.trainer.step_number, self.config.trackers
         try:
-            if trackers:
-                self.accelerator.init_trackers("kairostep")
-            self._take_steps(start)
-            if start < self.config.steps or not ((self.directory / "model").exists() and self._grid_path.exists()):
-                self._finish()
-            if trackers:
-                self.accelerator.end_training()
+            with self.watch.guard():
+                if trackers:
+                    self.accelerator.init_trackers("kairostep")
+                self._take_steps(start)
+                if start < self.config.steps or not ((self.directory / "model").exists() and self._grid_path.exists()):
+                    self._finish()
+                if trackers:
+                    self.accelerator.end_training()
         finally:
             self._release()
+            self.watch.close()
 
     def _take_steps(self, start: int) -> None:
         config, on_main = self.config, self.accelerator.is_main_process
         with (
-            Interruption(self.accelerator.device) as interruption,
+            Interruption(self.accelerator.device, self.watch) as interruption,
             closing(self.batches.from_step(start * config.accumulate)) as batches,
             TrainingProgress(config, self.clock, start, shown=on_main) as progress,
         ):
@@ -151,6 +156,14 @@ class Run:
         num_processes = self.accelerator.num_processes
         launch = f"accelerate launch --multi_gpu --num_processes {num_processes} -m " if num_processes > 1 else ""
         return f"go on with: {launch}kairostep train --config {shlex.quote(str(self.directory / 'config.yaml'))}"
+
+    def _where(self) -> str:
+        """Say what is lost if the run stops now. A thread calls this, so nothing here waits."""
+        step = self.trainer.step_number if hasattr(self, "trainer") else 0
+        if not step:
+            return "no step was taken yet: run the same command again"
+        saved = f"of step {self.saved_step}" if self.saved_step else "none yet"
+        return f"lost are the {step - self.saved_step} steps since the last checkpoint ({saved}); {self.go_on}"
 
     # Measuring
 
@@ -234,11 +247,13 @@ class Run:
             }
             if self.accelerator.is_main_process:
                 facts = {"step": self.trainer.step_number, "held_out": held_out and held_out["loss"]}
-                self.checkpoints.save(self.trainer.step_number, state, facts)
+                with self.watch.busy(f"writing the checkpoint of step {self.trainer.step_number}"):
+                    self.checkpoints.save(self.trainer.step_number, state, facts)
             self.accelerator.wait_for_everyone()
+            self.saved_step = self.trainer.step_number
 
     def _resume(self) -> None:
-        state = self._last_state()
+        state = self.checkpoints.read_newest()
         if state is not None:
             self.num_processes_before = state["processes"]
             if state["data"] != self.data:
@@ -247,6 +262,7 @@ class Run:
                     "put them back, or pass another --output"
                 )
             self.trainer.load_state_dict(state["trainer"])
+            self.saved_step = self.trainer.step_number
             self.recorder.load_state_dict(state["recorder"], self.accelerator.device)
             self.clock = Stopwatch(self.accelerator.device, state["seconds"])
         self.accelerator.wait_for_everyone()  # all processes have read the directory before the first one writes
@@ -255,24 +271,8 @@ class Run:
             config = replace(self.config, steps=max(self.config.steps, self.trainer.step_number))  # or those taken
             write_config(self.directory, config, self.accelerator.device, self.accelerator.num_processes)
 
-    def _last_state(self) -> dict[str, Any] | None:
-        """Return the newest readable state, None if there is none. Warn about damaged ones."""
-        paths = self.checkpoints.paths()
-        for path in reversed(paths):
-            try:
-                return read(path)
-            except CheckpointError as error:
-                log.warning("%s; using the one before", error)
-        if paths:
-            raise CheckpointError(
-                f"none of the {len(paths)} checkpoints in {self.checkpoints.directory} can be read: "
-                "put back a good one, or pass another --output to start anew"
-            )
-        return None
-
     def _last_checkpoint(self) -> str:
-        paths = self.checkpoints.paths()
-        return str(paths[-1]) if paths else "none yet"
+        return next((str(path) for path in reversed(self.checkpoints.paths())), "none yet")
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

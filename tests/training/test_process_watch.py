@@ -1,0 +1,175 @@
+"""The rules of the watch, of process 0 in this process; the test speaks for process 1."""
+
+import json
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from kairostep.training import process_links, process_watch
+from kairostep.training.process_links import Links
+from kairostep.training.process_watch import ProcessWatch, Watch, reason_of, watch_processes
+from kairostep.training.run_errors import RunError
+
+TOKEN, TIMEOUT = 1234, 0.4  # seconds
+Left = list[tuple[int, str]]
+
+
+@pytest.fixture(autouse=True)
+def left(monkeypatch: pytest.MonkeyPatch) -> Left:
+    """Exit codes and messages with which the watch would have ended this process."""
+    ended: Left = []
+    for module in (process_links, process_watch):
+        monkeypatch.setattr(module, "world_size", lambda: 2)
+    monkeypatch.setattr(process_watch, "SECONDS_TO_END", 0.1)
+    monkeypatch.setattr(process_watch, "SUSPICIOUS_SILENCE", 0.1)
+    monkeypatch.setattr(process_watch, "SECONDS_TO_TELL", 0.2)
+    monkeypatch.setattr(ProcessWatch, "_leave", lambda self, code, message, lost: ended.append((code, message)))
+    return ended
+
+
+@pytest.fixture
+def watch(left: Left) -> Iterator[ProcessWatch]:
+    watch = ProcessWatch(Links(TOKEN, socket.create_server(("127.0.0.1", 0)), None), TIMEOUT, lambda: "go on so")
+    yield watch
+    watch.close()
+
+
+@pytest.fixture
+def other(watch: ProcessWatch) -> Iterator[Callable[..., None]]:
+    """Send messages of process 1."""
+    assert watch.links.listener is not None
+    with socket.create_connection(watch.links.listener.getsockname()) as connected:
+
+        def send(**message: Any) -> None:
+            connected.sendall(json.dumps(message).encode() + b"\n")
+
+        send(token=TOKEN, rank=1, name="pid 5 on there")
+        assert eventually(lambda: bool(watch.links.known))
+        yield send
+        watch.close()  # before the connection ends
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return holds()
+
+
+def beat(send: Callable[..., None], seconds: float, work: tuple[str | None, float] = (None, 0.0)) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        send(beat=work, silence=(0.0, 0, ""))
+        time.sleep(0.02)
+
+
+def test_silence_is_a_loss_and_a_heartbeat_is_none(watch: ProcessWatch, other: Callable[..., None], left: Left) -> None:
+    beat(other, 3 * TIMEOUT)
+    assert watch.loss is None
+    assert eventually(lambda: bool(left))
+    code, message = left[0]
+    assert code == 1
+    assert message.startswith("process 1 of 2 (pid 5 on there) has been silent for ")
+    assert message.endswith("; go on so")
+
+
+def test_a_process_that_writes_may_be_silent_for_long(watch: ProcessWatch, other: Callable[..., None]) -> None:
+    other(beat=("writing a checkpoint", 0.0), silence=(0.0, 0, ""))
+    time.sleep(3 * TIMEOUT)
+    assert watch.loss is None
+    other(beat=("writing a checkpoint", 31 * TIMEOUT), silence=(0.0, 0, ""))
+    assert eventually(lambda: watch.loss is not None)
+    assert "has been writing a checkpoint for 12 s: its disk hangs, or is slow" in str(watch.loss)
+
+
+def test_this_process_writes_to_the_end(watch: ProcessWatch, other: Callable[..., None], left: Left) -> None:
+    with watch.busy("writing a checkpoint"):
+        other(end="memory ran out")
+        assert eventually(lambda: watch.loss is not None)
+        time.sleep(0.5)
+        assert not left
+    assert eventually(lambda: bool(left))
+    assert left[0] == (1, "process 1 of 2 (pid 5 on there) ended: memory ran out; go on so")
+
+
+def test_the_first_loss_is_the_cause_and_a_good_end_is_none(watch: ProcessWatch, other: Callable[..., None]) -> None:
+    other(end=None)
+    assert eventually(lambda: not watch.links.known)
+    time.sleep(1.5 * TIMEOUT)
+    assert watch.loss is None
+    watch._conclude(process_watch.Loss(1, "", "first"))
+    watch._conclude(process_watch.Loss(1, "", "second"))
+    assert str(watch.loss) == "process 1 of 2 first"
+
+
+def test_a_process_that_never_came_is_lost(watch: ProcessWatch, left: Left) -> None:
+    assert eventually(lambda: bool(left))
+    assert "process 1 of 2 has not been heard of for" in left[0][1]
+
+
+def test_strangers_are_sent_away(watch: ProcessWatch, other: Callable[..., None]) -> None:
+    assert watch.links.listener is not None
+    for message in (b'{"token": 1, "rank": 1, "name": ""}\n', b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"x" * 20_000):
+        with socket.create_connection(watch.links.listener.getsockname(), timeout=5) as stranger:
+            stranger.sendall(message)
+            with suppress(ConnectionResetError):
+                assert stranger.recv(10) == b""
+        other(beat=(None, 0.0), silence=(0.0, 0, ""))
+    assert watch.loss is None
+    assert [link.rank for link in watch.links.known] == [1]
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_signal_ends_a_process_that_waits_for_a_silent_one(
+    silent: bool, watch: ProcessWatch, other: Callable[..., None], left: Left
+) -> None:
+    watch.timeout = 1000.0
+    watch.links.waker.send(bytes([signal.SIGTERM]))
+    if silent:
+        assert eventually(lambda: bool(left))
+        assert left[0][0] == 128 + signal.SIGTERM
+        assert "SIGTERM came, but nothing can be saved, since process 1 of 2 (pid 5 on there) has" in left[0][1]
+    else:
+        beat(other, 0.5)
+        assert not left
+        watch.end_agreed()
+        assert watch.signals == []
+
+
+def test_a_second_signal_acts_at_once(watch: ProcessWatch, other: Callable[..., None], left: Left) -> None:
+    hangups = [signal.SIGHUP, signal.SIGHUP]  # a lost terminal sends two
+    watch.links.waker.send(bytes(hangups))
+    beat(other, 0.7)
+    assert not left
+    watch.links.waker.send(bytes([signal.SIGINT]))
+    beat(other, 0.8)
+    assert left[0][1].startswith("SIGHUP came twice, nothing is saved")
+
+
+def test_one_process_has_nothing_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert type(watch_processes(0, None, lambda: "")) is Watch  # type: ignore[arg-type]
+    monkeypatch.setattr(process_watch, "world_size", lambda: 1)
+    assert type(watch_processes(60, None, lambda: "")) is Watch  # type: ignore[arg-type]
+
+
+def test_reasons_are_one_line_without_advice() -> None:
+    assert reason_of(RunError("no space; go on with: this")) == "no space"
+    assert reason_of(ValueError("one\ntwo")) == "one"
+    assert reason_of(KeyError("x")) == "KeyError: 'x'"
+
+
+@pytest.mark.parametrize(
+    ("local", "own", "lost", "expected"),
+    [(0, 0, 1, True), (1, 1, 0, True), (1, 1, 2, False), (2, 2, 0, False), (0, 8, 0, True), (1, 9, 0, False)],
+)
+def test_one_process_of_each_machine_speaks(
+    local: int, own: int, lost: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", str(local))
+    monkeypatch.setattr(process_watch, "rank", lambda: own)
+    assert process_watch.speaks(lost) is expected
