@@ -11,6 +11,7 @@ from accelerate.utils import InitProcessGroupKwargs, LoggerType
 
 from kairostep.data import Batches
 from kairostep.experiments import Config, Experiment
+from kairostep.parallelism import check_parallelism
 from kairostep.training.cuda_graphs import ReplayedTrainer
 from kairostep.training.step_mode import StepMode, choose_step_mode, compile_network
 from kairostep.training.trainer import Trainer, learning_rate_schedule
@@ -20,6 +21,7 @@ WAIT_FOR_LATENTS = timedelta(hours=24)  # how long other processes wait while th
 
 def make_accelerator(config: Config) -> Accelerator:
     """Return an accelerator with the config's precision, trackers and determinism."""
+    check_parallelism()
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
     torch.use_deterministic_algorithms(config.deterministic)
@@ -33,6 +35,7 @@ def make_accelerator(config: Config) -> Accelerator:
             project_dir=Path(config.output or ".") / "trackers",
             kwargs_handlers=[InitProcessGroupKwargs(timeout=WAIT_FOR_LATENTS)] if config.autoencoder else None,
         )
+    check_parallelism(accelerator.distributed_type.value)
     check_trackers(config.trackers, accelerator)
     return accelerator
 
