@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from speed.scaling import STRONG_BATCH, as_markdown, inputs_table, scaling_table
+
 from kairostep.registry import samplers
 from kairostep.timesteps import TimestepSampler
 
@@ -40,6 +42,9 @@ LOOPS = {  # loop in a log of train_speed -> row
     "compile": "kairostep, `--speed=compile`",
 }
 NETWORKS = {"cifar10-small": "U-Net of 6.5M (`cifar10-small`)", "cifar10-ddpm": "U-Net of 35.7M (`cifar10-ddpm`)"}
+GPU_SIZES = (24, 80, 141)  # GB
+USABLE = 0.9  # of a GPU's memory: the rest is CUDA's own and lost between blocks
+FLAT_GRADIENTS = 4  # bytes per parameter, with several processes
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571)  # 0.975, by degrees of freedom
 
 
@@ -190,9 +195,48 @@ def speeds_table(log: Path = RESULTS / "train_speed" / "h200.log") -> str:
     return as_markdown(["images per second", *(NETWORKS[name] for name in speeds)], rows)
 
 
-def as_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table as markdown."""
-    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
+def peak_bytes(log: str, preset: str, batch: int) -> float:
+    """Return the measured peak of memory in graph mode from a log of train_speed."""
+    part = (RESULTS / "train_speed" / log).read_text().split(f"{preset}, batch {batch}, torch")[1]
+    return 2**30 * float(next(line for line in part.splitlines() if line.startswith("graph ")).split()[3])
+
+
+def measured_to_counted(counted: dict[str, Any]) -> float:
+    """Return how much more memory an image took on a GPU than what is counted for it, at most, over two networks."""
+    logs = {"cifar10-small": "h200_3.log", "cifar10-ddpm": "h200_2.log"}
+    measured = {
+        name: (peak_bytes(log, name, 512) - peak_bytes("h200.log", name, 128)) / (512 - 128)
+        for name, log in logs.items()
+    }
+    return max(value / counted["networks"][name]["bytes per image"] for name, value in measured.items())
+
+
+def memory_table() -> str:
+    """Return what a step needs of a GPU's memory, and how many images fit, for each network that was counted."""
+    counted = json.loads((RESULTS / "memory" / "cpu.json").read_text())
+    factor, rows = measured_to_counted(counted), []
+    for name, network in counted["networks"].items():
+        copies = network["bytes per parameter of copies"]
+        each = sum(counted["bytes per parameter"].values()) + FLAT_GRADIENTS + copies
+        state, image = each * network["parameters"], factor * network["bytes per image"]
+        fits = [f"{(USABLE * size * 1e9 - state) / image:,.0f}" for size in GPU_SIZES]
+        parameters = f"{network['parameters'] / 1e6:,.1f}M"
+        rows.append([f"`{name}`", parameters, f"{state / 1e9:.1f} GB", f"{image / 1e6:,.0f} MB", *fits])
+    sizes = [f"images at once on {size} GB" for size in GPU_SIZES]
+    return as_markdown(["preset", "parameters", "whatever the batch", "per image", *sizes], rows)
+
+
+def bytes_table() -> str:
+    """Return the bytes of each parameter in training."""
+    counted = json.loads((RESULTS / "memory" / "cpu.json").read_text())["bytes per parameter"]
+    rows = [[name, f"{value:g}"] for name, value in counted.items()]
+    rows += [["flat gradients, which processes exchange", str(FLAT_GRADIENTS)], ["copies in bf16, by autocast", "2"]]
+    total = sum(float(row[1]) for row in rows)
+    limits = " / ".join(f"{size / total:.1f}" for size in GPU_SIZES)
+    rows.append(
+        [f"**together**: {' / '.join(map(str, GPU_SIZES))} GB are full at {limits} billion parameters", f"{total:g}"]
+    )
+    return as_markdown(["what", "bytes per parameter"], rows)
 
 
 def put_between(text: str, name: str, table: str) -> str:
@@ -209,7 +253,13 @@ def documents() -> dict[Path, dict[str, str]]:
     found = {
         ROOT / "README.md": {"results": results_table(), "samplers": samplers_table()},
         ROOT / "docs" / "choosing.md": {"costs": costs_table()},
-        ROOT / "docs" / "performance.md": {"speeds": speeds_table()},
+        ROOT / "docs" / "performance.md": {
+            "speeds": speeds_table(),
+            "scaling inputs": inputs_table(),
+            "weak scaling": scaling_table(),
+            "strong scaling": scaling_table(STRONG_BATCH),
+        },
+        ROOT / "docs" / "several_gpus.md": {"bytes": bytes_table(), "memory": memory_table()},
     }
     for page, arms in MEASURED.items():
         found[ROOT / "docs" / "methods" / f"{page}.md"] = {"measured": measured_table(arms)}

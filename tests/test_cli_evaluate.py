@@ -12,6 +12,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from PIL import Image
+from small_runs import start_ranks
 from torch import Tensor
 
 import kairostep
@@ -198,7 +199,7 @@ def test_statistics_of_the_data_are_kept_and_used_again(run: Path, monkeypatch: 
     evaluate("--images=mine", f"--num={NUM}", "--features=my_pixels:make")
     (cached,) = Path("cache").iterdir()
     before = (cached.stat().st_mtime_ns, cached.read_bytes())
-    monkeypatch.setattr("kairostep.evaluation.reference.feature_statistics", None)
+    monkeypatch.setattr("kairostep.evaluation.reference.shared_statistics", None)
     evaluate("--images=mine", f"--num={NUM}", "--features=my_pixels:make")
     assert (cached.stat().st_mtime_ns, cached.read_bytes()) == before
     assert lines_of(run)[-4:] == lines_of(run)[26:30]
@@ -248,6 +249,38 @@ def test_another_network_is_refused_unless_it_is_named(run: Path, capsys: pytest
     evaluate(*arguments, f"--inception_sha256={digest}")
     line = lines_of(run)[-4]
     assert (line["what"], line["features"], line["digests"]["network"]) == ("fid", "corner.pt", digest)
+
+
+def test_two_processes_measure_what_one_measures(run: Path, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.script(Corner()).save("corner.pt")
+    digest = hashlib.sha256(Path("corner.pt").read_bytes()).hexdigest()
+    network = [f"--inception={tmp_path / 'corner.pt'}", f"--inception_sha256={digest}"]
+    images = [f"--images={put_images(tmp_path / 'mine')}", f"--num={NUM}", "--batch_size=5"]
+    command = ["evaluate", str(tmp_path / "run"), *images, *network]
+    main([*command, "--cache=cache"])
+    ranks = start_ranks([*command, f"--cache={tmp_path / 'other'}"], tmp_path / "log")
+    assert [rank.join() for rank in ranks] == [0, 0], "".join(rank.output for rank in ranks)
+    assert "step 4, weights ema, on 2 x cpu" in ranks[0].output
+    assert ranks[1].output == ""
+    lines = lines_of(run)
+    one, two = lines[: len(lines) // 2], lines[len(lines) // 2 :]
+    assert [line["what"] for line in one[-4:]] == ["fid", "kid", "precision", "recall"]
+    for first, second in zip(one, two, strict=True):
+        assert second.pop("value") == pytest.approx(first.pop("value"), rel=1e-9, abs=1e-9)
+        assert second.pop("standard_error") in (
+            error := first.pop("standard_error"),
+            pytest.approx(error or 0, rel=1e-6),
+        )
+        assert second == first
+
+
+def test_an_error_ends_all_processes(run: Path, tmp_path: Path) -> None:
+    command = ["evaluate", str(tmp_path / "run"), f"--images={tmp_path / 'none'}", f"--cache={tmp_path / 'cache'}"]
+    ranks = start_ranks(command, tmp_path / "log")
+    assert [rank.join() for rank in ranks] == [2, 2]
+    assert "images must be an npz file or a folder, got" in ranks[0].output
 
 
 @pytest.mark.parametrize(

@@ -143,13 +143,24 @@ def test_other_settings_are_refused(run: Path, capsys: pytest.CaptureFixture[str
     assert {path: path.read_bytes() for path in Path("made").iterdir()} == before
 
 
-def test_two_processes_make_what_one_makes(run: Path, tmp_path: Path) -> None:
+def test_three_processes_make_what_one_makes(run: Path, tmp_path: Path) -> None:
     command = ["generate", str(run), *QUICK, "--solver", "ddpm", "--output"]
+    main([*command, "one"])
+    ranks = start_ranks([*command, str(tmp_path / "three")], tmp_path / "log", 3)
+    assert [rank.join() for rank in ranks] == [0, 0, 0], "".join(rank.output for rank in ranks)
+    assert "".join(rank.output for rank in ranks).count("10 images in") == 1
+    one, three = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "three"))
+    assert len(one) == 11
+    assert one == three  # names and bytes
+
+
+def test_few_images_are_dealt_to_all_processes(run: Path, tmp_path: Path) -> None:
+    command = ["generate", str(run), *QUICK, "--solver", "ddpm", "--batch_size", "100", "--format", "npz", "--output"]
     main([*command, "one"])
     ranks = start_ranks([*command, str(tmp_path / "two")], tmp_path / "log")
     assert [rank.join() for rank in ranks] == [0, 0], "".join(rank.output for rank in ranks)
-    assert "".join(rank.output for rank in ranks).count("10 images in") == 1
-    assert np.abs(images_in(Path("one")) - images_in(Path("two"))).max() <= 1
+    one, two = (np.load(tmp_path / name / "images.npz")["images"].astype(int) for name in ("one", "two"))
+    assert np.abs(one - two).max() <= 1  # batches of 5 round otherwise than one of 10
     assert record_of(Path("two")) == record_of(Path("one"))
 
 

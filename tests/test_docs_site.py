@@ -146,7 +146,15 @@ def test_pages_open_from_the_disk_without_a_complaint(site: Path, browser: Any, 
     page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda request: complaints.append(request.url) if request.url.startswith("http") else None)
-    for name in ("index", "choosing", "methods/adaptive", "integrations", "reference/timesteps", "results/index"):
+    for name in (
+        "index",
+        "choosing",
+        "methods/adaptive",
+        "integrations",
+        "reference/timesteps",
+        "results/index",
+        "several_gpus",
+    ):
         page.goto((site / f"{name}.html").as_uri())
         page.wait_for_selector("h1")
         wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
@@ -157,11 +165,17 @@ def test_pages_open_from_the_disk_without_a_complaint(site: Path, browser: Any, 
     page.context.close()
 
 
-def test_search_finds_a_sampler_from_the_disk(site: Path, browser: Any) -> None:
+SEARCHES = {"RootLoss": "methods/root_loss.html"} | dict.fromkeys(
+    ("multi-GPU", "DDP", "FSDP", "DeepSpeed", "SLURM", "torchrun"), "several_gpus.html"
+)
+
+
+@pytest.mark.parametrize(("words", "address"), SEARCHES.items())
+def test_search_finds_a_page_from_the_disk(words: str, address: str, site: Path, browser: Any) -> None:
     page = browser.new_context(viewport=DESKTOP).new_page()
     page.goto((site / "methods" / "speed.html").as_uri())
     page.click("input.md-search__input")
-    page.keyboard.type("RootLoss")
+    page.keyboard.type(words)
     for _ in range(60):
         page.keyboard.type("s")  # keys pressed before the page's scripts started were not heard: press some more
         page.keyboard.press("Backspace")
@@ -169,5 +183,5 @@ def test_search_finds_a_sampler_from_the_disk(site: Path, browser: Any) -> None:
         if page.query_selector(".md-search-result__link"):
             break
     found = [link.get_attribute("href") for link in page.query_selector_all(".md-search-result__link")]
-    assert any("methods/root_loss.html" in address for address in found)
+    assert any(address in link for link in found), found
     page.context.close()

@@ -76,6 +76,7 @@ def test_a_wrong_command_would_be_noticed(capsys: pytest.CaptureFixture[str]) ->
         "make tests",
         "python -m kairostep.docter",
         "python benchmarks/nothing.py",
+        "torchrun --nproc_per_node 2 -m kairostep generate runs/digits --sampler euler",
         "pip install '.[trian]'",
         "rm -rf runs",
     ):
@@ -86,7 +87,7 @@ def test_a_wrong_command_would_be_noticed(capsys: pytest.CaptureFixture[str]) ->
 
 def check_command(words: Sequence[str]) -> None:
     """Raise unless the command exists and takes these words."""
-    if words[:2] == ["accelerate", "launch"]:
+    if words[0] == "torchrun" or words[:2] == ["accelerate", "launch"]:
         words = ["kairostep", *words[words.index("kairostep") + 1 :]]
     program, *rest = words
     if program == "kairostep" and rest[1:] == ["--help"]:

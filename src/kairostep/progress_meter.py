@@ -55,7 +55,7 @@ class ProgressMeter:
 
     def advance(self, amount: float = 1) -> None:
         """Count progress."""
-        self.done += amount
+        self.done = min(self.done + amount, self.total)  # several processes are shown as multiples of the first
         if self.bar is not None:
             self.bar.update(int(self.done + 1e-6) - self.bar.n)
 

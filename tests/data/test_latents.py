@@ -119,7 +119,7 @@ def test_decoding_undoes_the_scaling_and_decodes(tmp_path: Path, saved: dict[str
 
 def test_a_second_call_uses_the_cache(tmp_path: Path, saved: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     first = encode_latents(images(), saved["AutoencoderKL"], tmp_path)
-    monkeypatch.setattr(latents_module, "_encode_into", None)
+    monkeypatch.setattr(latents_module, "encode_share", None)
     second = encode_latents(images(), saved["AutoencoderKL"], tmp_path, batch_size=2)
     assert torch.equal(first.read_all()[0], second.read_all()[0])
     assert first.fingerprint() == second.fingerprint()
@@ -155,7 +155,7 @@ def test_an_encoding_that_fails_leaves_nothing(
 def test_a_process_that_comes_second_takes_what_the_first_made(
     tmp_path: Path, saved: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode, first = latents_module._encode_into, []
+    encode, first = latents_module.encode_share, []
 
     def overtaken(*arguments: object) -> None:
         encode(*arguments)  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ def test_a_process_that_comes_second_takes_what_the_first_made(
             first.append(None)
             first[0] = encode_latents(images(), saved["AutoencoderKL"], tmp_path)
 
-    monkeypatch.setattr(latents_module, "_encode_into", overtaken)
+    monkeypatch.setattr(latents_module, "encode_share", overtaken)
     second = encode_latents(images(), saved["AutoencoderKL"], tmp_path)
     assert torch.equal(second.read_all()[0], first[0].read_all()[0])
     assert len(list(tmp_path.iterdir())) == 1

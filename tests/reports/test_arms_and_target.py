@@ -15,6 +15,7 @@ from scipy.stats import t as student
 
 from kairostep.reports.arms import Arm, arms_of
 from kairostep.reports.configurations import differences, warnings
+from kairostep.reports.report import make_report
 from kairostep.reports.results_table import results_table
 from kairostep.reports.target import Cost, loss_curve, paired_ratio_to, ratio_to
 from kairostep.runs.history import RunHistory
@@ -118,6 +119,22 @@ def test_differences_and_devices_are_told(tmp_path: Path) -> None:
     assert warnings(runs) == [
         "Seconds do not compare, the runs were made on different devices: cpu: x86_64, cuda: H200."
     ]
+
+
+def test_several_processes_are_told_and_their_seconds_have_no_ratio_to_those_of_one(tmp_path: Path) -> None:
+    paths = [make_run(tmp_path / "one"), make_better(tmp_path / "eight")]
+    config = paths[1] / "config.yaml"
+    config.write_text(config.read_text().replace("device: 'cpu: x86_64'", "device: 'cpu: x86_64'\n  processes: 8"))
+    arms = read(*paths)
+    runs = [run for arm in arms for run in arm.runs]
+    assert [run.history.devices for run in runs] == ["cpu: x86_64", "8 x cpu: x86_64"]
+    assert "different devices: cpu: x86_64, 8 x cpu: x86_64." in warnings(runs)[0]
+    found = differences(arms)
+    assert found is not None
+    assert {row.key: row.cells for row in found.rows}["provenance.processes"] == ["\u2013", "8"]
+    assert results_table(arms).blocks[1].rows[0].cells[2] == "\u2013"
+    intro = make_report(paths).context["intro"]
+    assert intro.endswith("Trained on cpu: x86_64 and 8 x cpu: x86_64.")
 
 
 def test_costs_are_those_of_measurements_with_a_loss_and_leave_out_the_start(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kairostep.commands.processes import open_processes
+
 TEXT = """\
 Measures the model of a run, as in
 
@@ -13,6 +15,7 @@ Measures the model of a run, as in
 
 On held-out data: bits per dimension, losses, losses by time. Of generated images, those in RUN/generated or --images:
 FID, KID, precision and recall. Each is a line of RUN/evaluations.jsonl, with a standard error where images suffice.
+Several GPUs share the work: torchrun --nproc_per_node NUM -m kairostep evaluate ...
 """
 PARSER = {"help": "measure", "description": TEXT}
 
@@ -42,19 +45,25 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     from kairostep.evaluation.measurement import table
     from kairostep.runs import load_trained
     from kairostep.runs.trained import find_checkpoints
+    from kairostep.shares import share_of_process
 
     names = ("images", "num", "inception", "inception_sha256", "features", "held_out_images", "cache", "batch_size")
     if known.checkpoint == "all" and known.images:
         raise ValueError(f"images are of one checkpoint, got --checkpoint all and --images {known.images}: name a step")
     request = EvaluationRequest(**{name: getattr(known, name) for name in names})
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    state = open_processes()
+    share = share_of_process()
+    device = state.device if state.device.type == "cuda" else torch.device("cpu")  # mps has no float64
     if known.features:
         sys.path.append("")  # find modules in the working directory, as `python -m` does
     for checkpoint in find_checkpoints(known.directory, known.checkpoint):
         trained = load_trained(known.directory, checkpoint, known.weights, device)
-        evaluation = prepare(trained, request, device)  # raises ValueError if the request is impossible
-        print(f"{known.directory}, step {trained.step}, weights {trained.weights}, on {device}", flush=True)
-        for measurements in evaluation.measure():
+        evaluation = prepare(trained, request, device, share)  # raises ValueError if the request is impossible
+        where = f"{share.num_processes} x {device.type}" if share.num_processes > 1 else device
+        if share.is_first:
+            print(f"{known.directory}, step {trained.step}, weights {trained.weights}, on {where}", flush=True)
+        for measurements in evaluation.measure():  # of the first process: others measure without a result
             print(table(measurements), flush=True)
-        for note in evaluation.notes:
+        for note in evaluation.notes if share.is_first else ():
             print(f"kairostep: note: {note}", file=sys.stderr)
+    share.wait()  # or a process that is done would look like one that failed

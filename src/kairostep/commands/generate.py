@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from kairostep.commands.processes import open_processes
+
 if TYPE_CHECKING:
     import torch
     from accelerate import PartialState
@@ -21,7 +23,7 @@ Makes images with the model of a run, as in
   kairostep generate runs/digits --solver ddpm --steps 250 --format npz --output digits-npz
 
 Image i depends on the seed and on i, not on the batch size or the number of processes. The same command goes on where
-it was stopped. Several GPUs: accelerate launch --multi_gpu -m kairostep generate ...
+it was stopped. Several GPUs: torchrun --nproc_per_node NUM -m kairostep generate ...
 """
 PARSER = {"help": "make images", "description": TEXT}
 DEFAULT_NUM = 64
@@ -46,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--solver", choices=["ddpm", "ddim", "heun"], default="ddim", help="(ddim); flows and EDM have no ddpm")
     add("--sampler", action=Renamed, help=argparse.SUPPRESS)
     add("--steps", type=int, help="of the solver (ddpm 1000, ddim 200, heun 50)")
-    add("--batch_size", type=int, default=256, help="images made at once by each process (256)")
+    add("--batch_size", type=int, default=256, help="images made at once by each process, at most (256)")
     add("--seed", type=int, default=0, help="of all noise (0)")
     add("--checkpoint", default="last", help="last, best, a step, or all (last)")
     add("--weights", choices=["ema", "model"], default="ema", help="averaged weights or the latest (ema)")
@@ -69,7 +71,6 @@ def classes_of(text: str) -> tuple[int, ...]:
 def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     """Make images, or continue to make them."""
     import torch
-    from accelerate import PartialState
 
     from kairostep.generation.image_folder import Request
     from kairostep.runs import load_trained
@@ -78,7 +79,7 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     names = ("solver", "steps", "seed", "guidance", "classes", "precision", "format", "batch_size")
     num = DEFAULT_NUM if known.num is None else known.num
     request = Request(num=num, **{name: getattr(known, name) for name in names})
-    state = PartialState(cpu=not torch.accelerator.is_available())  # else it ignores torchrun's other processes
+    state = open_processes()
     torch.backends.cudnn.benchmark = True
     for checkpoint in find_checkpoints(known.directory, known.checkpoint):
         trained = load_trained(known.directory, checkpoint, known.weights, state.device)

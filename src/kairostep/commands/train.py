@@ -18,7 +18,7 @@ Settings are --key=value, options of a part --part.option=value, as in
   kairostep train images --data.folder=photos --data.size=64 --process=flow
   kairostep train --config runs/digits/config.yaml
 
-The same command goes on where a run was stopped. Several GPUs: accelerate launch --multi_gpu -m kairostep train ...
+The same command goes on where a run was stopped. Several GPUs: torchrun --nproc_per_node NUM -m kairostep train ...
 """
 PARSER = {
     "help": "train a model",

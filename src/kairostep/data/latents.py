@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import time
 import uuid
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +17,11 @@ from kairostep.checks import count
 from kairostep.counters import RowRandom
 from kairostep.data.autoencoder import Autoencoder, open_autoencoder
 from kairostep.data.dataset import Dataset
-from kairostep.data.streaming import stream
-from kairostep.progress_meter import ProgressMeter
+from kairostep.data.encoding import Encoding, encode_share, join_shares, ranks_on_this_disk
+from kairostep.shares import WHOLE, Share
 
 _FORMAT = 1  # raise it when files of an earlier version must not be read any more
+FILE_SYSTEM_DELAY = 90.0  # seconds until a network file system shows what another machine has written
 
 
 class LatentSet(Dataset):
@@ -85,6 +87,7 @@ def encode_latents(
     batch_size: int = 32,
     *,
     num_workers: int = 0,
+    share: Share = WHOLE,
 ) -> LatentSet:
     """Return the latents of a set of images, encoded now or found in the cache.
 
@@ -95,6 +98,7 @@ def encode_latents(
         device: Where images are encoded.
         batch_size: Of the encoding. Memory does not depend on the number of images.
         num_workers: Processes that read the images.
+        share: Of the images, where several processes encode together. The files are the same as those of one process.
     """
     count("batch_size", batch_size, at_most=10**6, example=64)
     count("num_workers", num_workers, at_least=0)
@@ -102,16 +106,36 @@ def encode_latents(
     description = _describe(dataset, autoencoder)
     digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
     target = Path(cache_dir) / f"latents-{digest[:16]}"
-    if not target.is_dir():
-        partial = target.with_name(f"{target.name}.partial-{uuid.uuid4().hex}")
-        partial.mkdir(parents=True)
-        try:
-            _encode_into(partial, dataset, autoencoder, torch.device(device), batch_size, num_workers)
-            (partial / "set.json").write_text(json.dumps({**description, "digest": digest}, indent=2))
-            _move(partial, target)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+    there = share.gather(target.is_dir())
+    if not all(there):
+        encoding = Encoding(dataset, autoencoder, torch.device(device), batch_size, num_workers)
+        text = json.dumps({**description, "digest": digest}, indent=2)
+        _encode_together(target, encoding, text, share, there)
     return LatentSet(target, autoencoder.folder)
+
+
+def _encode_together(target: Path, encoding: Encoding, text: str, share: Share, there: list[bool]) -> None:
+    """Encode the set once for each disk: processes of several machines may have caches of their own."""
+    partial = target.with_name(share.from_first(f"{target.name}.partial-{uuid.uuid4().hex}"))
+    partial.mkdir(parents=True, exist_ok=True)
+    ranks = ranks_on_this_disk(partial, share)
+    folders, own = [partial / f"part-{rank}" for rank in ranks], Share(ranks.index(share.rank), len(ranks))
+    try:
+        if not any(there[rank] for rank in ranks):  # else it came while others looked
+            folders[own.rank].mkdir()
+            encode_share(folders[own.rank], encoding, own)
+        share.wait()  # all parts are complete
+        if own.is_first and folders[0].exists():
+            join_shares(folders[0], folders[1:], encoding)
+            (folders[0] / "set.json").write_text(text)
+            _move(folders[0], target)
+    finally:
+        if own.is_first:
+            shutil.rmtree(partial, ignore_errors=True)
+    share.wait()  # the set is there
+    deadline = time.monotonic() + FILE_SYSTEM_DELAY
+    while not target.is_dir() and time.monotonic() < deadline:
+        time.sleep(0.5)
 
 
 def _describe(dataset: Dataset, autoencoder: Autoencoder) -> dict[str, Any]:
@@ -133,39 +157,3 @@ def _move(partial: Path, target: Path) -> None:
     except OSError:
         if not target.is_dir():
             raise
-
-
-@torch.no_grad()
-def _encode_into(
-    folder: Path, dataset: Dataset, autoencoder: Autoencoder, device: torch.device, batch_size: int, num_workers: int
-) -> None:
-    model = autoencoder.load(device)
-    num_images, copies = len(dataset), 2 if dataset.flip else 1
-    channels, *sides = autoencoder.latent_shape(dataset.shape)
-    shape = (num_images * copies, channels * (2 if autoencoder.has_std else 1), *sides)
-    moments = np.lib.format.open_memmap(folder / "moments.npy", mode="w+", dtype=np.float16, shape=shape)
-    labels = np.lib.format.open_memmap(folder / "labels.npy", mode="w+", dtype=np.int64, shape=shape[:1])
-    rows = (list(range(start, min(start + batch_size, num_images))) for start in range(0, num_images, batch_size))
-    start = 0
-    with ProgressMeter(num_images, "encoding", unit="image") as meter:
-        for stored, batch_labels in stream(dataset, rows, device=device, num_workers=num_workers):
-            x0 = dataset.to_x0(stored, None)
-            for copy, images in enumerate((x0, x0.flip(-1))[:copies]):
-                at = slice(copy * num_images + start, copy * num_images + start + len(x0))
-                moments[at] = _to_half(autoencoder.encode(model, images))
-                labels[at] = batch_labels.cpu().numpy()
-            start += len(x0)
-            meter.update(len(x0))
-    moments.flush()
-    labels.flush()
-
-
-def _to_half(moments: Tensor) -> Any:
-    """Return moments as float16 on the host; raise if they do not fit."""
-    half = moments.to(torch.float16).cpu()
-    if not bool(half.isfinite().all()):
-        raise ValueError(
-            "moments of latents must be finite and below 65504, the largest float16, got others: "
-            "check the autoencoder's weights"
-        )
-    return half.numpy()

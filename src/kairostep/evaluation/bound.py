@@ -15,6 +15,7 @@ from kairostep.diffusion.conditions import class_condition
 from kairostep.diffusion.process import Process
 from kairostep.evaluation.estimate import Estimate, mean_and_error
 from kairostep.evaluation.matched import matched_draws
+from kairostep.shares import WHOLE, Share
 
 PIXEL_LOG_SNR = math.log(1e4)  # where decoding to pixels begins in continuous time: as noisy as linear's step 0
 GAUSSIAN_SHARE = 0.75  # of times that are drawn by what they would add for Gaussian data
@@ -45,6 +46,7 @@ def variational_bound(
     num_times: int = NUM_TIMES,  # network evaluations per row, and one more
     seed: int = 0,
     batch_size: int = 256,
+    share: Share = WHOLE,  # of the batches, where several processes call this with equal arguments
 ) -> Bound:
     """Return the bound of Ho et al. 2020 with the posterior's variances, as Kingma et al. 2021 write it.
 
@@ -62,7 +64,7 @@ def variational_bound(
     count("num_times", num_times)
     _check(x0, levels)
     first, last = _ends(objective, levels)
-    denoiser = _Denoiser(model, objective, x0, labels, levels is not None, batch_size)
+    denoiser = _Denoiser(model, objective, x0, labels, levels is not None, batch_size, share)
     prior = _prior(objective.process, x0, last)
     diffusion = _diffusion(denoiser, first, last, num_times, seed)
     reconstruction = _reconstruction(denoiser, first, levels, seed)
@@ -85,10 +87,12 @@ class _Denoiser:
     labels: Tensor | None  # (N,)
     clip: bool
     batch_size: int
+    share: Share
 
     def estimates(self, t: Tensor, noise: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield rows (B,) and the estimates of their x0 (B, ...) from x_t, at t (N,) with noise (N, ...)."""
-        for rows in torch.split(torch.arange(len(self.x0), device=self.x0.device), self.batch_size):
+        for batch in self.share.batches(len(self.x0), self.batch_size):
+            rows = torch.arange(batch.start, batch.stop, device=self.x0.device)
             at = self.objective.process.at(t[rows].to(self.x0.dtype))
             alpha, sigma = (self._broadcast(factor) for factor in (at.alpha, at.sigma))
             xt = alpha * self.x0[rows] + sigma * noise[rows]
@@ -119,7 +123,7 @@ def _diffusion(denoiser: _Denoiser, first: Tensor, last: Tensor, num_times: int,
         times = _times(denoiser.objective.process, draw.u, first, last)
         for rows, x0hat in denoiser.estimates(times.t, draw.noise):
             bits[rows] += _mean((x0[rows] - x0hat).square()) * times.weight[rows] / (num_times * math.log(2))
-    return bits
+    return denoiser.share.sum(bits)
 
 
 def _reconstruction(denoiser: _Denoiser, first: Tensor, levels: int | None, seed: int) -> Tensor:
@@ -130,7 +134,7 @@ def _reconstruction(denoiser: _Denoiser, first: Tensor, levels: int | None, seed
     (draw,) = matched_draws(x0, 1, seed, stream=1)
     for rows, x0hat in denoiser.estimates(first.to(x0.device).expand(len(x0)), draw.noise):
         bits[rows] = -_mean(log_decoder(x0[rows].double(), x0hat.double(), std, levels)) / math.log(2)
-    return bits
+    return denoiser.share.sum(bits)
 
 
 def log_decoder(x: Tensor, mean: Tensor, std: float, levels: int | None) -> Tensor:

@@ -23,6 +23,7 @@ from kairostep.evaluation.reference import reference_statistics
 from kairostep.experiments.experiment import load_data
 from kairostep.runs.evaluations import EVALUATIONS, append_evaluations
 from kairostep.runs.trained import Trained
+from kairostep.shares import WHOLE, Share
 from kairostep.version import __version__
 
 NAME = "evaluations.jsonl"
@@ -68,21 +69,28 @@ class Evaluation:
     network: FeatureNetwork | None
     reference: Dataset | None  # images
     notes: list[str]  # what is left out, and how to get it
+    share: Share = WHOLE  # of the work, where several processes evaluate together
 
     def measure(self) -> Iterator[list[Measurement]]:
-        """Yield the measurements in groups, after appending them to the run's evaluations.jsonl."""
+        """Yield the measurements in groups, after appending them to the run's evaluations.jsonl.
+
+        Of several processes the first one appends and yields them. All must go through all groups.
+        """
         if self.held_out is not None:
-            yield self._written(measure_held_out(self.trained, self.held_out, batch_size=self.request.batch_size))
+            found = measure_held_out(self.trained, self.held_out, batch_size=self.request.batch_size, share=self.share)
+            if self.share.is_first:
+                yield self._written(found)
         if self.network is None or self.reference is None:
             return
-        shared: dict[str, Any] = {"device": self.device, "batch_size": self.request.batch_size}
+        shared: dict[str, Any] = {"device": self.device, "batch_size": self.request.batch_size, "share": self.share}
         cache = self.request.cache or Path(self.trained.config.cache)
         reference = reference_statistics(self.reference, self.network, cache=cache, **shared)
         digests = {"data": self.reference.fingerprint(), "network": self.network.digest}
         for source in self.sources:
             generated = source_statistics(source, self.network, self.request.num or NUM, **shared)
             facts = {**generation_facts(source), "features": self.network.name, "digests": digests}
-            yield self._written(measure_images(generated, reference, facts))
+            if self.share.is_first:
+                yield self._written(measure_images(generated, reference, facts))
 
     def _written(self, measurements: list[Measurement]) -> list[Measurement]:
         common = {
@@ -96,24 +104,25 @@ class Evaluation:
         return measurements
 
 
-def prepare(trained: Trained, request: EvaluationRequest, device: torch.device) -> Evaluation:
-    """Return a checked evaluation; ValueError if the request cannot be met."""
+def prepare(trained: Trained, request: EvaluationRequest, device: torch.device, share: Share = WHOLE) -> Evaluation:
+    """Return a checked evaluation; ValueError if the request cannot be met. All processes call it."""
     config, notes = trained.config, list[str]()
     paths = [request.images] if request.images is not None else _complete_sets(trained, request, notes)
     num = request.held_out_images or config.held_out_images or HELD_OUT_IMAGES
-    train, test = load_data(replace(config, held_out_images=num), device)
+    train, test = load_data(replace(config, held_out_images=num), device, share)
     if test is None:
         notes.append("the data has no held-out part: bound and losses are left out")
     pixels = train
     if paths and config.autoencoder is not None:
-        pixels, _ = load_data(replace(config, autoencoder=None, held_out_images=0, label_dropout=None), device)
+        pixels, _ = load_data(replace(config, autoencoder=None, held_out_images=0, label_dropout=None), device, share)
     sources = [open_images(path, pixels.shape[0]) for path in paths]
     for source in sources:
         source.check(request.num or NUM, pixels.shape)
     network = _network(request, pixels.shape, device, notes) if sources else None
     classes, latent = bool(trained.num_classes), config.autoencoder is not None
     held_out = HeldOutData.of(test, num, device, classes=classes, pixels=not latent) if test is not None else None
-    return Evaluation(trained, request, device, held_out, sources, network, pixels if network else None, notes)
+    reference = pixels if network else None
+    return Evaluation(trained, request, device, held_out, sources, network, reference, notes, share)
 
 
 def run_directory(trained: Trained) -> Path:

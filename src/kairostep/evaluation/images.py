@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kairostep.data.extras import require
 from kairostep.data.folder import find_images
+from kairostep.shares import WHOLE, Share
 
 ARRAYS = ("images", "arr_0")  # names under which an npz may hold its images
 
@@ -25,8 +26,8 @@ class ImageSource(ABC):
     shape: tuple[int, int, int]  # (C, H, W)
 
     @abstractmethod
-    def batches(self, num: int, batch_size: int) -> Iterator[Tensor]:
-        """Yield the first `num` images as uint8 (B, C, H, W)."""
+    def batches(self, num: int, batch_size: int, share: Share = WHOLE) -> Iterator[Tensor]:
+        """Yield this process's batches of the first `num` images, as uint8 (B, C, H, W)."""
 
     def check(self, num: int, shape: tuple[int, ...]) -> None:
         """Raise ValueError unless there are that many images, of this shape."""
@@ -71,15 +72,16 @@ class NpzImages(ImageSource):
         self.num = int(shape[0])
         self.shape = (int(shape[3]), int(shape[1]), int(shape[2]))
 
-    def batches(self, num: int, batch_size: int) -> Iterator[Tensor]:
-        """Yield the first `num` images as uint8 (B, C, H, W)."""
+    def batches(self, num: int, batch_size: int, share: Share = WHOLE) -> Iterator[Tensor]:
+        """Yield this process's batches of the first `num` images, as uint8 (B, C, H, W)."""
         channels, height, width = self.shape
         with zipfile.ZipFile(self.path) as archive, archive.open(f"{self.name}.npy") as file:
             _header(file)
-            for start in range(0, num, batch_size):
-                size = min(batch_size, num - start)
-                raw = file.read(size * channels * height * width)
-                pixels = np.frombuffer(raw, np.uint8).reshape(size, height, width, channels)
+            start, image_bytes = file.tell(), channels * height * width
+            for rows in share.batches(num, batch_size):
+                file.seek(start + rows.start * image_bytes)
+                raw = file.read(len(rows) * image_bytes)
+                pixels = np.frombuffer(raw, np.uint8).reshape(len(rows), height, width, channels)
                 yield torch.from_numpy(np.array(pixels.transpose(0, 3, 1, 2), order="C"))  # bytes are read-only
 
 
@@ -101,13 +103,13 @@ class FolderImages(ImageSource):
                     f"{self.path / name}: generate them with this run"
                 )
 
-    def batches(self, num: int, batch_size: int) -> Iterator[Tensor]:
-        """Yield the first `num` images as uint8 (B, C, H, W)."""
+    def batches(self, num: int, batch_size: int, share: Share = WHOLE) -> Iterator[Tensor]:
+        """Yield this process's batches of the first `num` images, as uint8 (B, C, H, W)."""
         pillow = require("PIL.Image", "a folder of images")
         mode = "L" if self.shape[0] == 1 else "RGB"
-        for start in range(0, num, batch_size):
+        for rows in share.batches(num, batch_size):
             batch = []
-            for name in self.names[start : min(start + batch_size, num)]:
+            for name in self.names[rows.start : rows.stop]:
                 with pillow.open(self.path / name) as image:
                     batch.append(np.array(image.convert(mode)).reshape(*self.shape[1:], self.shape[0]))
             yield torch.from_numpy(np.ascontiguousarray(np.stack(batch).transpose(0, 3, 1, 2)))

@@ -13,6 +13,7 @@ from kairostep.diffusion.conditions import class_condition
 from kairostep.diffusion.weighting import LOG_SNR_LIMIT
 from kairostep.evaluation.estimate import Estimate, mean_and_error
 from kairostep.evaluation.matched import matched_draws
+from kairostep.shares import WHOLE, Share
 
 NUM_BINS = 20  # of t, in a profile
 NUM_RANGES = 4  # of t, beside the held-out loss
@@ -39,6 +40,7 @@ def held_out_loss(
     labels: Tensor | None = None,  # (N,)
     seed: int = 0,
     batch_size: int = 256,
+    share: Share = WHOLE,  # of the batches, where several processes call this with equal arguments
 ) -> HeldOut:
     """Return the unweighted losses of a model over uniform t. Calls with equal arguments share noise and times.
 
@@ -50,10 +52,11 @@ def held_out_loss(
     parts = torch.randperm(len(x0), generator=generator)
     t = ((parts + torch.rand(len(x0), generator=generator)) / len(x0)).clamp(1e-6, 1 - 1e-6).to(x0.device)
     plain = Objective(objective.process, objective.prediction, constant())
-    losses = []
-    for rows in torch.split(torch.arange(len(x0), device=x0.device), batch_size):
-        losses.append(plain(model, x0[rows], t[rows], noise=noise[rows], **class_condition(labels, rows)).double())
-    loss = torch.cat(losses)
+    loss = torch.zeros(len(x0), dtype=torch.float64, device=x0.device)
+    for batch in share.batches(len(x0), batch_size):
+        rows = torch.arange(batch.start, batch.stop, device=x0.device)
+        loss[rows] = plain(model, x0[rows], t[rows], noise=noise[rows], **class_condition(labels, rows)).double()
+    loss = share.sum(loss)
     bound = loss * plain.reweighting(vlb(objective.process))(t)
     ranges = (t * NUM_RANGES).long()  # (N,)
     by_range = [float(loss[ranges == number].mean()) for number in range(NUM_RANGES)]
@@ -92,19 +95,22 @@ def loss_profile(
     num_bins: int = NUM_BINS,
     seed: int = 0,
     batch_size: int = 256,
+    share: Share = WHOLE,  # of the batches, where several processes call this with equal arguments
 ) -> LossProfile:
     """Return the unweighted loss of a model in equal bins of t. Calls with equal arguments share noise and times."""
     count("num_bins", num_bins, at_most=10**6, example=20)
     plain = Objective(objective.process, objective.prediction, constant())
-    losses = torch.empty(len(x0), num_bins, dtype=torch.float64, device=x0.device)
+    losses = torch.zeros(len(x0), num_bins, dtype=torch.float64, device=x0.device)
     factors = torch.empty_like(losses)  # from the loss to the error of the noise
     for number, draw in enumerate(matched_draws(x0, num_bins, seed)):
         t = draw.u.to(torch.float32).clamp(1e-6, 1 - 1e-6)
         log_snr = objective.process.log_snr(draw.u).clamp(-LOG_SNR_LIMIT, LOG_SNR_LIMIT)
         factors[:, number] = (log_snr + objective.prediction.log_x0_error(log_snr)).exp()
-        for rows in torch.split(torch.arange(len(x0), device=x0.device), batch_size):
+        for batch in share.batches(len(x0), batch_size):
+            rows = torch.arange(batch.start, batch.stop, device=x0.device)
             noise, cond = draw.noise[rows], class_condition(labels, rows)
             losses[rows, number] = plain(model, x0[rows], t[rows], noise=noise, **cond).double()
+    losses = share.sum(losses)
     errors = losses * factors
     return LossProfile(
         [_bin(objective, losses[:, number], errors[:, number], number, num_bins) for number in range(num_bins)],

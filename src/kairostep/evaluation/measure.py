@@ -1,6 +1,6 @@
 """The measurements of a trained model: on held-out data, and of the images it generated."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,10 @@ from kairostep.evaluation.features import FeatureNetwork
 from kairostep.evaluation.images import ImageSource
 from kairostep.evaluation.likelihood import NUM_BINS, loss_profile
 from kairostep.evaluation.measurement import Measurement
-from kairostep.evaluation.moments import FeatureStatistics, feature_statistics
+from kairostep.evaluation.moments import FeatureStatistics, shared_statistics
 from kairostep.progress_meter import ProgressMeter
 from kairostep.runs.trained import Trained
+from kairostep.shares import WHOLE, Share
 
 SEED = 1  # of the noise on held-out data and of KID's subsets: the same in all runs so that they pair
 LEVELS = 256
@@ -41,12 +42,15 @@ class HeldOutData:
         return cls(x0, kept, LEVELS if pixels else None, dataset.fingerprint())
 
 
-def measure_held_out(trained: Trained, data: HeldOutData, *, batch_size: int = 256) -> list[Measurement]:
-    """Return bound, losses, and losses by time, in float32."""
-    seen: dict[str, Any] = {"labels": data.labels, "seed": SEED, "batch_size": batch_size}
+def measure_held_out(
+    trained: Trained, data: HeldOutData, *, batch_size: int = 256, share: Share = WHOLE
+) -> list[Measurement]:
+    """Return bound, losses, and losses by time, in float32. Processes share the work and return the same."""
+    seen: dict[str, Any] = {"labels": data.labels, "seed": SEED, "batch_size": batch_size, "share": share}
     n = len(data.x0)
-    meter = ProgressMeter(n * (NUM_TIMES + 1 + NUM_BINS), "held-out data", unit="evaluation")
-    with meter, meter.watching(trained.model):
+    num_evaluations = n * (NUM_TIMES + 1 + NUM_BINS)
+    meter = ProgressMeter(num_evaluations, "held-out data", unit="evaluation", shown=share.is_first)
+    with meter, meter.watching(trained.model, lambda num: num * share.num_processes):
         bound = variational_bound(trained.model, trained.objective, data.x0, levels=data.levels, **seen)
         profile = loss_profile(trained.model, trained.objective, data.x0, **seen)
     facts = {"on": "held-out data", "seeds": [SEED], "digests": {"data": data.digest}}
@@ -87,10 +91,17 @@ def measure_images(
 
 
 def source_statistics(
-    source: ImageSource, network: FeatureNetwork, num: int, *, device: torch.device, batch_size: int = 64
+    source: ImageSource,
+    network: FeatureNetwork,
+    num: int,
+    *,
+    device: torch.device,
+    batch_size: int = 64,
+    share: Share = WHOLE,
 ) -> FeatureStatistics:
-    """Return the statistics of the first `num` images of a source."""
-    return feature_statistics(network, _with_bar(source.batches(num, batch_size), num), device=device)
+    """Return the statistics of the first `num` images of a source. Processes share the work and return the same."""
+    batches = zip(share.batches(num, batch_size), source.batches(num, batch_size, share), strict=True)
+    return shared_statistics(network, _with_bar(batches, num, share), device=device, share=share)
 
 
 def generation_facts(source: ImageSource) -> dict[str, Any]:
@@ -108,8 +119,8 @@ def generation_facts(source: ImageSource) -> dict[str, Any]:
     }
 
 
-def _with_bar(batches: Iterator[Tensor], num: int) -> Iterator[Tensor]:
-    with ProgressMeter(num, "features of generated images", unit="image") as meter:
-        for images in batches:
-            yield images
-            meter.update(len(images))
+def _with_bar(batches: Iterable[tuple[range, Tensor]], num: int, share: Share) -> Iterator[tuple[range, Tensor]]:
+    with ProgressMeter(num, "features of generated images", unit="image", shown=share.is_first) as meter:
+        for rows, images in batches:
+            yield rows, images
+            meter.update(len(rows) * share.num_processes)

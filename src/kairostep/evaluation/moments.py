@@ -1,12 +1,13 @@
 """Statistics of a stream of features: mean, covariance, and a bounded sample of rows."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from kairostep.checks import count
 from kairostep.counters import GOLDEN_RATIO, mix
+from kairostep.shares import WHOLE, Share
 
 SAMPLE_SIZE = 10_000  # features kept for KID and precision/recall; 82 MB of 2048 dimensions
 
@@ -36,6 +37,15 @@ class Moments:
         """Add what another one has seen, for instance in another process."""
         if other.count:
             self._combine(other.count, other.mean.to(self.mean), other.scatter.to(self.mean))
+
+    def over_processes(self, share: Share) -> "Moments":
+        """Return the moments of all rows that processes have seen, the same in each."""
+        total, merged = sum(share.gather(self.count)), Moments(len(self.mean), self.mean.device)
+        merged.count = total
+        merged.mean = share.sum(self.mean * (self.count / total))
+        apart = self.mean - merged.mean
+        merged.scatter = share.sum(self.scatter + torch.outer(apart, apart) * self.count)
+        return merged
 
     @property
     def covariance(self) -> Tensor:
@@ -72,6 +82,16 @@ class RowSample:
         """Take in the rows of another sample, of other indices."""
         self._keep(other.hashes, other.rows)
 
+    def over_processes(self, share: Share, device: torch.device) -> "RowSample":
+        """Return the sample of all rows that processes have seen, the same in each."""
+        merged = RowSample(self.rows.shape[1], self.size)
+        merged.hashes = torch.cat(share.gather(self.hashes)).sort().values[: self.size]
+        kept = self.hashes <= merged.hashes[-1]
+        rows = torch.zeros(len(merged.hashes), self.rows.shape[1], device=device)
+        rows[torch.searchsorted(merged.hashes, self.hashes[kept]).to(device)] = self.rows[kept].to(device)
+        merged.rows = share.sum(rows).cpu()
+        return merged
+
     def _keep(self, hashes: Tensor, rows: Tensor) -> None:
         if len(self.hashes) == self.size:  # most batches have few rows to offer
             fit = hashes < self.hashes[-1]
@@ -103,6 +123,13 @@ class FeatureStatistics:
         self.moments.merge(other.moments)
         self.sample.merge(other.sample)
 
+    def over_processes(self, share: Share) -> "FeatureStatistics":
+        """Return the statistics of all images that processes have seen, the same in each."""
+        merged = FeatureStatistics(len(self.moments.mean), self.moments.mean.device, self.sample.size)
+        merged.moments = self.moments.over_processes(share)
+        merged.sample = self.sample.over_processes(share, self.moments.mean.device)
+        return merged
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return all of it as tensors on the CPU."""
         moments, sample = self.moments, self.sample
@@ -129,12 +156,35 @@ def feature_statistics(
     sample_size: int = SAMPLE_SIZE,
 ) -> FeatureStatistics:
     """Return the statistics of the features of a stream of images."""
+    return shared_statistics(features, _number(batches), device=device, sample_size=sample_size)
+
+
+@torch.no_grad()
+def shared_statistics(
+    features: Callable[[Tensor], Tensor],  # images (B, C, H, W) uint8 -> (B, D)
+    batches: Iterable[tuple[range, Tensor]],  # of this process: indices in the whole set, and images, uint8
+    *,
+    device: torch.device | str = "cpu",
+    sample_size: int = SAMPLE_SIZE,
+    share: Share = WHOLE,
+) -> FeatureStatistics:
+    """Return the statistics of the features of images that are dealt to processes, the same in each process."""
     statistics: FeatureStatistics | None = None
-    for images in batches:
+    for indices, images in batches:
         rows = features(images.to(device))  # (B, D)
         if statistics is None:
             statistics = FeatureStatistics(rows.shape[1], rows.device, sample_size)
-        statistics.add(rows)
-    if statistics is None:
+        statistics.add(rows, torch.arange(indices.start, indices.stop))
+    num_dims = max(share.gather(0 if statistics is None else len(statistics.moments.mean)))
+    if num_dims == 0:
         raise ValueError("statistics must be of at least one image, got none: pass more")
-    return statistics
+    if statistics is None:  # other processes have images
+        statistics = FeatureStatistics(num_dims, device, sample_size)
+    return statistics.over_processes(share) if share.num_processes > 1 else statistics
+
+
+def _number(batches: Iterable[Tensor]) -> Iterator[tuple[range, Tensor]]:
+    start = 0
+    for images in batches:
+        yield range(start, start + len(images)), images
+        start += len(images)

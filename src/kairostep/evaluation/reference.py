@@ -14,9 +14,10 @@ from torch import Tensor
 from kairostep.data import Dataset
 from kairostep.data.streaming import stream
 from kairostep.evaluation.features import FeatureNetwork
-from kairostep.evaluation.moments import SAMPLE_SIZE, FeatureStatistics, feature_statistics
+from kairostep.evaluation.moments import SAMPLE_SIZE, FeatureStatistics, shared_statistics
 from kairostep.files import whole_file
 from kairostep.progress_meter import ProgressMeter
+from kairostep.shares import WHOLE, Share
 
 _FORMAT = 1  # raise it when files of an earlier version must not be read any more
 log = logging.getLogger("kairostep")
@@ -30,10 +31,12 @@ def reference_statistics(
     device: torch.device | str = "cpu",
     batch_size: int = 64,
     num_workers: int = 0,
+    share: Share = WHOLE,  # of the images, where several processes call this
 ) -> FeatureStatistics:
     """Return the statistics of all images of a set, not mirrored, from the cache or computed now.
 
     The file is named after data, number, shape and network, and written under a temporary name first.
+    Of several processes the first one reads and writes it, and all return the same statistics.
     """
     description = {
         "format": _FORMAT,
@@ -45,20 +48,24 @@ def reference_statistics(
     }
     text = json.dumps(description, sort_keys=True)
     path = Path(cache).expanduser() / f"features-{hashlib.sha256(text.encode()).hexdigest()[:16]}.safetensors"
-    found = _read(path, text)
+    found = share.from_first(_read(path, text) if share.is_first else None)
     if found is None:
-        batches = _images(dataset, torch.device(device), batch_size, num_workers)
-        found = feature_statistics(network, batches, device=device)
-        _write(path, found, text)
+        batches = _images(dataset, torch.device(device), batch_size, num_workers, share)
+        found = shared_statistics(network, batches, device=device, share=share)
+        if share.is_first:
+            _write(path, found, text)
     return found
 
 
-def _images(dataset: Dataset, device: torch.device, batch_size: int, num_workers: int) -> Iterator[Tensor]:
-    rows = [list(range(start, min(start + batch_size, len(dataset)))) for start in range(0, len(dataset), batch_size)]
-    with ProgressMeter(len(dataset), "features of the data", unit="image") as meter:
-        for images, _ in stream(dataset, rows, device=device, num_workers=num_workers):
-            yield images
-            meter.update(len(images))
+def _images(
+    dataset: Dataset, device: torch.device, batch_size: int, num_workers: int, share: Share
+) -> Iterator[tuple[range, Tensor]]:
+    batches = list(share.batches(len(dataset), batch_size))
+    stored = stream(dataset, map(list, batches), device=device, num_workers=num_workers)
+    with ProgressMeter(len(dataset), "features of the data", unit="image", shown=share.is_first) as meter:
+        for rows, (images, _) in zip(batches, stored, strict=True):
+            yield rows, images
+            meter.update(len(rows) * share.num_processes)
 
 
 def _read(path: Path, text: str) -> FeatureStatistics | None:

@@ -16,6 +16,7 @@ from kairostep.diffusion.variance_reduction import check_pairs
 from kairostep.experiments import parts
 from kairostep.experiments.settings import AUTO, Component, Config
 from kairostep.registry import REGISTRIES, datasets
+from kairostep.shares import WHOLE, Share
 from kairostep.timesteps import TimestepSampler
 
 TRAINING_COPIES = 5  # of the weights during training: weights, average, gradients and Adam's two moments
@@ -50,17 +51,18 @@ class Experiment:
         return self.dataset.decode(x0) if isinstance(self.dataset, LatentSet) else x0
 
 
-def build(config: Config, device: torch.device) -> Experiment:
+def build(config: Config, device: torch.device, share: Share = WHOLE) -> Experiment:
     """Return the experiment that a config describes.
 
     Args:
         config: The experiment. Its seed determines the initial weights.
         device: Where latents are encoded.
+        share: Of the encoding, where several processes build the experiment together.
     """
     config, objective = make_objective(resolve(config))  # first, so that a wrong name raises before data is read
     process = objective.process
     check(config, process, device)
-    dataset, held_out = load_data(config, device)
+    dataset, held_out = load_data(config, device, share)
     if config.label_dropout == AUTO:
         usable = config.data.name == "images" and dataset.num_classes and not config.stable_target
         config = replace(config, label_dropout=LABEL_DROPOUT if usable else None)
@@ -147,11 +149,14 @@ def read_reference(config: Config, dataset: Dataset) -> Tensor:
     return dataset.to_x0(samples, RowRandom(key_tensor(0), torch.arange(len(samples))))
 
 
-def load_data(config: Config, device: torch.device) -> tuple[Dataset, Dataset | None]:
-    """Return the training set and the held-out set, None if there is none, as pixels or latents."""
-    train = _load_split(config, "train", device)
+def load_data(config: Config, device: torch.device, share: Share = WHOLE) -> tuple[Dataset, Dataset | None]:
+    """Return the training set and the held-out set, None if there is none, as pixels or latents.
+
+    Processes with a share each call it together, and encode latents together.
+    """
+    train = _load_split(config, "train", device, share)
     try:
-        held_out = _load_split(config, "test", device) if config.held_out_images else None
+        held_out = _load_split(config, "test", device, share) if config.held_out_images else None
     except NothingHeldOut:
         held_out = None
     if config.label_dropout not in (None, AUTO) and not train.num_classes:
@@ -162,15 +167,16 @@ def load_data(config: Config, device: torch.device) -> tuple[Dataset, Dataset | 
     return train, held_out
 
 
-def _load_split(config: Config, split: str, device: torch.device) -> Dataset:
+def _load_split(config: Config, split: str, device: torch.device, share: Share) -> Dataset:
     data = config.data
     if split == "test" and "flip" in datasets.options_of(data.name):
         data = replace(data, options={**data.options, "flip": False})  # mirrored images add no evidence
-    dataset = parts.load_dataset(data, split)
+    with share.first_goes_first():  # a set from elsewhere may write files that others read
+        dataset = parts.load_dataset(data, split)
     if config.autoencoder is None:
         return dataset
     cache = Path(config.cache).expanduser()
-    return encode_latents(dataset, config.autoencoder, cache, device, num_workers=config.workers)
+    return encode_latents(dataset, config.autoencoder, cache, device, num_workers=config.workers, share=share)
 
 
 def make_network(config: Config, shape: tuple[int, ...], num_classes: int, *, copies: int = 1) -> nn.Module:

@@ -42,8 +42,8 @@ def is_whole_png(path: Path) -> bool:
 class GeneratedFiles(Protocol):
     """The images 0 .. num - 1 of a folder, made by several processes that share no image."""
 
-    def missing(self, first: int = 0, stride: int = 1) -> Iterator[int]:
-        """Yield those of the images first, first + stride, ... that are not there."""
+    def missing(self) -> Iterator[int]:
+        """Yield the images that are not there."""
         ...
 
     def write(self, images: Sequence[int], pixels: Pixels) -> None:
@@ -65,10 +65,10 @@ class PngFiles:
         """Return where an image is, or will be."""
         return self.folder / f"{image:06d}.png"
 
-    def missing(self, first: int = 0, stride: int = 1) -> Iterator[int]:
-        """Yield those of the images first, first + stride, ... that are not there."""
+    def missing(self) -> Iterator[int]:
+        """Yield the images that are not there."""
         there = {path.name for path in self.folder.glob("[0-9]*.png") if is_whole_png(path)}
-        return (image for image in range(first, self.num, stride) if self.path(image).name not in there)
+        return (image for image in range(self.num) if self.path(image).name not in there)
 
     def write(self, images: Sequence[int], pixels: Pixels) -> None:
         """Write these images, (N, H, W, C)."""
@@ -92,8 +92,8 @@ class NpzFile:
     def __init__(self, folder: Path, num: int) -> None:
         self.path, self.shards, self.num = folder / "images.npz", folder / "shards", num
 
-    def missing(self, first: int = 0, stride: int = 1) -> Iterator[int]:
-        """Yield those of the images first, first + stride, ... that are not there."""
+    def missing(self) -> Iterator[int]:
+        """Yield the images that are not there."""
         if zipfile.is_zipfile(self.path):
             return iter(())
         there = np.zeros(self.num, bool)
@@ -102,7 +102,7 @@ class NpzFile:
                 there[self._read(shard, "numbers")] = True
             except DamagedShard as error:
                 log.warning("%s: its images are made again", error)
-        return (image for image in range(first, self.num, stride) if not there[image])
+        return (image for image in range(self.num) if not there[image])
 
     def write(self, images: Sequence[int], pixels: Pixels) -> None:
         """Write these images, (N, H, W, C), as a shard."""

@@ -1,8 +1,8 @@
 """Writes many images into a folder: in batches, by one process or several, and resumable."""
 
-import itertools
 import signal
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from kairostep.generation.record import check_record, write_record
 from kairostep.generation.solvers import network_evaluations, steps_of
 from kairostep.progress_meter import ProgressMeter
 from kairostep.runs.trained import Trained
+from kairostep.shares import WHOLE, Share
 from kairostep.stopping import repeats, stopping_signals
 
 DECODED_ROWS = 32  # samples that an autoencoder decodes at once: images are much larger than latents
@@ -116,18 +117,17 @@ def generate_images(
     files = FORMATS[request.format](folder, request.num)
     if state.is_main_process:
         write_record(folder, record)
-    state.wait_for_everyone()
-    num_missing = request.num - num_there(request, folder)
-    state.wait_for_everyone()  # all have counted before there are more
-    before(num_missing)
+    share = Share(state.process_index, state.num_processes)
+    missing = share.from_first(array("q", files.missing() if share.is_first else ()))  # one list for all processes
+    before(len(missing))
     with lock(folder) if state.is_main_process else nullcontext():
-        make_missing(trained, request, files, state, request.num - num_missing)
+        make_missing(trained, request, files, missing, state.device, share)
         state.wait_for_everyone()
         if state.is_main_process:
             files.finish(record["classes"])
             write_record(folder, {**record, "num_complete": request.num, "complete": True})
     state.wait_for_everyone()
-    return num_missing
+    return len(missing)
 
 
 def num_there(request: Request, folder: Path) -> int:
@@ -135,15 +135,23 @@ def num_there(request: Request, folder: Path) -> int:
     return request.num - sum(1 for _ in FORMATS[request.format](folder, request.num).missing())
 
 
-def make_missing(trained: Trained, request: Request, files: GeneratedFiles, state: PartialState, num_done: int) -> None:
-    """Make this process's share of the images that are missing."""
-    meter = ProgressMeter(request.num, "making", unit="image", done=num_done, shown=state.is_main_process)
+def make_missing(
+    trained: Trained,
+    request: Request,
+    files: GeneratedFiles,
+    missing: Sequence[int],
+    device: torch.device,
+    share: Share = WHOLE,
+) -> None:
+    """Make this process's share of the images that are missing. Batches are smaller where some would have none."""
+    done = request.num - len(missing)
+    meter = ProgressMeter(request.num, "making", unit="image", done=done, shown=share.is_first)
     steps = steps_of(trained.process, request.solver, request.steps)
-    share = state.num_processes / network_evaluations(request.solver, steps, request.guidance)  # of an image, per row
-    rows = files.missing(state.process_index, state.num_processes)
-    with meter, meter.watching(trained.model, lambda num: num * share), Writer(files) as writer:
-        while batch := list(itertools.islice(rows, request.batch_size)):
-            writer.put(make_batch(trained, request, batch, state.device))
+    each = share.num_processes / network_evaluations(request.solver, steps, request.guidance)  # of an image, per row
+    batch_size = max(1, min(request.batch_size, -(-len(missing) // share.num_processes)))
+    with meter, meter.watching(trained.model, lambda num: num * each), Writer(files) as writer:
+        for rows in share.batches(len(missing), batch_size):
+            writer.put(make_batch(trained, request, list(missing[rows.start : rows.stop]), device))
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def warnings(runs: Sequence[ShownRun]) -> list[str]:
         unfinished = [run.history.state_text] if run.history.state != "finished" else []
         if unfinished or run.history.problems:
             told.append(f"{run.name}: {'; '.join([*unfinished, *run.history.problems])}.")
-    devices = dict.fromkeys(str(flat(run.history.config).get("provenance.device", "unknown")) for run in runs)
+    devices = dict.fromkeys(run.history.devices for run in runs)
     if len(devices) > 1:
         told.append(f"Seconds do not compare, the runs were made on different devices: {', '.join(devices)}.")
     return told

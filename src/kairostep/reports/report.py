@@ -154,8 +154,10 @@ def _intro(arms: Sequence[Arm]) -> str:
         return "No run has begun here yet: this page shows it as soon as it does."
     first = arms[0].first
     facts = [f"{name} {first.part(name)}" for name in ("data", "network", "process", "prediction") if first.part(name)]
+    devices = dict.fromkeys(run.history.devices for arm in arms for run in arm.runs)
+    trained = f" Trained on {' and '.join(devices)}." if "unknown" not in devices else ""
     counts = f"{num_runs} run{'s' * (num_runs > 1)}" + (f" in {len(arms)} arms" if num_runs > len(arms) > 1 else "")
-    return f"{counts}. {', '.join(facts)}." if facts else f"{counts}."
+    return (f"{counts}. {', '.join(facts)}." if facts else f"{counts}.") + trained
 
 
 def _footer() -> str:

@@ -13,6 +13,7 @@ from kairostep.runs.evaluations import EVALUATIONS, read_evaluations, reason_of
 from kairostep.runs.metrics import Metrics, number
 from kairostep.version import __version__
 
+MAX_DEVICE = 100  # characters
 QUIET_SECONDS = 600  # without a write for this long, a run counts as dead
 MAX_RANGES = 8  # ranges of t with a held-out loss each
 MEASURED = ("fid", "kid", "precision", "recall")  # measured on generated images during training
@@ -92,11 +93,22 @@ class RunHistory:
         return seconds / steps if steps > 0 and seconds > 0 else None
 
     @property
+    def provenance(self) -> Mapping[str, Any]:
+        """What the config says about versions, device, processes and commit."""
+        facts = self.config.get("provenance")
+        return facts if isinstance(facts, Mapping) else {}
+
+    @property
+    def devices(self) -> str:
+        """The device, with the number of processes if there are several, such as `8 x cuda: NVIDIA H200`."""
+        num_processes = number(self.provenance.get("processes"))
+        device = str(self.provenance.get("device", "unknown"))[:MAX_DEVICE]
+        return f"{num_processes:.0f} x {device}" if num_processes is not None and num_processes > 1 else device
+
+    @property
     def place(self) -> str:
-        """Device and commit: seconds compare within one."""
-        provenance = self.config.get("provenance")
-        facts = provenance if isinstance(provenance, Mapping) else {}
-        return f"{facts.get('device')} {facts.get('commit')}"
+        """Devices and commit: seconds compare within one."""
+        return f"{self.devices} {self.provenance.get('commit')}"
 
     def costs_at(self, step: float) -> dict[str, float]:
         """Return what was spent up to a step, as far as it is known, by the costs that runs are compared in."""

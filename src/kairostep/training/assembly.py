@@ -11,6 +11,7 @@ from accelerate.utils import InitProcessGroupKwargs, LoggerType
 
 from kairostep.data import Batches
 from kairostep.experiments import Config, Experiment
+from kairostep.parallelism import check_parallelism
 from kairostep.training.cuda_graphs import ReplayedTrainer
 from kairostep.training.restarts import join_after_restart
 from kairostep.training.step_mode import StepMode, choose_step_mode, compile_network
@@ -21,6 +22,7 @@ GROUP_TIMEOUT = timedelta(hours=24)  # of a collective: processes wait long whil
 
 def make_accelerator(config: Config) -> Accelerator:
     """Return an accelerator with the config's precision, trackers and determinism."""
+    check_parallelism()
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
     torch.use_deterministic_algorithms(config.deterministic)
@@ -36,6 +38,7 @@ def make_accelerator(config: Config) -> Accelerator:
             project_dir=Path(config.output or ".") / "trackers",
             kwargs_handlers=[InitProcessGroupKwargs(timeout=GROUP_TIMEOUT)] if waits else None,
         )
+    check_parallelism(accelerator.distributed_type.value)
     check_trackers(config.trackers, accelerator)
     return accelerator
 

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from kairostep.data import Dataset
 from kairostep.evaluation.features import FeatureNetwork, NoInception, load_features, load_inception
 from kairostep.evaluation.measure import measure_images
-from kairostep.evaluation.moments import FeatureStatistics, feature_statistics
+from kairostep.evaluation.moments import FeatureStatistics, shared_statistics
 from kairostep.evaluation.reference import reference_statistics
 from kairostep.experiments import Config, Experiment
 from kairostep.experiments.experiment import load_data
 from kairostep.generation.image_folder import Request, make_batch
 from kairostep.progress_meter import ProgressMeter
 from kairostep.runs import Trained
+from kairostep.shares import WHOLE, Share
 
 
 @dataclass(frozen=True)
@@ -29,15 +30,17 @@ class ImageQuality:
         reference: Feature statistics of the training set.
         device: Where to generate.
         batch_size: Images to generate at once.
+        share: Of the images, where several processes measure together.
     """
 
     network: FeatureNetwork
     reference: FeatureStatistics
     device: torch.device
     batch_size: int
+    share: Share = WHOLE
 
     @classmethod
-    def open(cls, experiment: Experiment, device: torch.device, batch_size: int) -> Self:
+    def open(cls, experiment: Experiment, device: torch.device, batch_size: int, share: Share = WHOLE) -> Self:
         """Return the network that the config names, with the statistics of the data, computed now or cached.
 
         Raises:
@@ -45,27 +48,35 @@ class ImageQuality:
         """
         config, images = experiment.config, images_of(experiment, device)
         network = open_network(config, images.shape, device)
-        reference = reference_statistics(images, network, cache=config.cache, device=device, batch_size=batch_size)
-        return cls(network, reference, device, batch_size)
+        reference = reference_statistics(
+            images, network, cache=config.cache, device=device, batch_size=batch_size, share=share
+        )
+        return cls(network, reference, device, batch_size, share)
 
     @torch.no_grad()
     def measure(self, experiment: Experiment, model: nn.Module) -> dict[str, float]:
-        """Return `fid`, `kid` and so on, their standard errors as `fid_error` and so on, and `num`, the image count."""
-        generated = feature_statistics(self.network, self._images(experiment, model), device=self.device)
+        """Return `fid`, `kid` and so on, their standard errors as `fid_error` and so on, and `num`, the image count.
+
+        Of several processes only the first one measures: the others make their share of the images and return nothing.
+        """
+        batches = self._images(experiment, model)
+        generated = shared_statistics(self.network, batches, device=self.device, share=self.share)
+        if not self.share.is_first:
+            return {}
         found = measure_images(generated, self.reference)
         values = {measurement.what: measurement.estimate.value for measurement in found}
         errors = {f"{measurement.what}_error": measurement.estimate.error for measurement in found}
         return {**values, **errors, "num": experiment.config.fid_images}
 
-    def _images(self, experiment: Experiment, model: nn.Module) -> Iterator[Tensor]:
+    def _images(self, experiment: Experiment, model: nn.Module) -> Iterator[tuple[range, Tensor]]:
         config = experiment.config
         half = "bf16" if config.precision == "bf16" else "fp32"
         request = Request(num=config.fid_images, steps=config.sample_steps, precision=half)
         trained = as_trained(experiment, model)
-        with ProgressMeter(config.fid_images, "images for FID", unit="image") as meter:
-            for rows in torch.split(torch.arange(config.fid_images), self.batch_size):
-                yield make_batch(trained, request, rows.tolist(), self.device).pixels.permute(0, 3, 1, 2)
-                meter.update(len(rows))
+        with ProgressMeter(config.fid_images, "images for FID", unit="image", shown=self.share.is_first) as meter:
+            for rows in self.share.batches(config.fid_images, self.batch_size):
+                yield rows, make_batch(trained, request, list(rows), self.device).pixels.permute(0, 3, 1, 2)
+                meter.update(len(rows) * self.share.num_processes)
 
 
 def images_of(experiment: Experiment, device: torch.device) -> Dataset:

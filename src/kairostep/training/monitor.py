@@ -1,5 +1,6 @@
 """Measures a run while it trains: held-out loss, image quality and sample grids."""
 
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from kairostep.evaluation import held_out_loss
 from kairostep.experiments import Experiment
 from kairostep.generation import generate, save_grid
 from kairostep.progress_meter import ProgressMeter
+from kairostep.shares import share_of_process
 from kairostep.training.image_quality import ImageQuality
 
 NUM_GRID_IMAGES = 64
@@ -20,6 +22,8 @@ SAMPLE_SEED = 1  # of the noise of grids and of the held-out loss; all runs shar
 
 class Monitor:
     """Measures the averaged weights, in batches of the size that one process trains on.
+
+    Processes share each measurement: all of them call its method.
 
     Args:
         experiment: What is trained.
@@ -31,11 +35,12 @@ class Monitor:
         self.experiment, self.model, self.accelerator = experiment, model, accelerator
         config = experiment.config
         self.batch_size = config.batch_size // config.accumulate // accelerator.num_processes
+        self.share = share_of_process()
         dataset = experiment.held_out
         self.held_out = None if dataset is None else self._read(dataset, config.held_out_images)
         self.images: ImageQuality | None = None
-        if config.fid_every and accelerator.is_main_process:
-            self.images = ImageQuality.open(experiment, accelerator.device, self.batch_size)
+        if config.fid_every:
+            self.images = ImageQuality.open(experiment, accelerator.device, self.batch_size, self.share)
 
     def _read(self, dataset: Dataset, num: int) -> tuple[Tensor, Tensor | None]:
         samples, labels = dataset.read_some(num)
@@ -46,10 +51,16 @@ class Monitor:
         """Return the held-out losses."""
         assert self.held_out is not None
         x0, labels = self.held_out
-        meter = ProgressMeter(len(x0), "held-out loss", unit="image")
-        with meter, meter.watching(self.model), self.accelerator.autocast():
+        meter = ProgressMeter(len(x0), "held-out loss", unit="image", shown=self.share.is_first)
+        with meter, self._watching(meter), self.accelerator.autocast():
             result = held_out_loss(
-                self.model, self.experiment.objective, x0, labels=labels, seed=SAMPLE_SEED, batch_size=self.batch_size
+                self.model,
+                self.experiment.objective,
+                x0,
+                labels=labels,
+                seed=SAMPLE_SEED,
+                batch_size=self.batch_size,
+                share=self.share,
             )
         return asdict(result)
 
@@ -58,16 +69,26 @@ class Monitor:
         assert self.images is not None
         return self.images.measure(self.experiment, self.model)
 
+    def _watching(self, meter: ProgressMeter, calls: int = 1) -> AbstractContextManager[None]:
+        return meter.watching(self.model, lambda num: num * self.share.num_processes / calls)
+
     def save_samples(self, path: Path) -> None:
-        """Write a grid of samples. The noise is the same at every step and in every run."""
+        """Write a grid of samples, in the first process. The noise is the same at every step and in every run."""
+        images = self.share.gather_batches(self._samples())
+        if self.share.is_first:
+            save_grid(torch.cat(images), path)
+
+    def _samples(self) -> list[Tensor]:
+        """Return this process's batches of a grid."""
         experiment, device = self.experiment, self.accelerator.device
         generator = torch.Generator().manual_seed(SAMPLE_SEED)
         noise = torch.randn(NUM_GRID_IMAGES, *experiment.dataset.shape, generator=generator).to(device)
         classes = torch.arange(NUM_GRID_IMAGES, device=device) % max(1, experiment.num_classes)
         images, steps = [], experiment.config.sample_steps
-        meter = ProgressMeter(NUM_GRID_IMAGES, "samples", unit="image")
-        for rows in torch.split(torch.arange(NUM_GRID_IMAGES, device=device), self.batch_size):
-            with meter.watching(self.model, lambda num: num / steps), self.accelerator.autocast():
+        meter = ProgressMeter(NUM_GRID_IMAGES, "samples", unit="image", shown=self.share.is_first)
+        for batch in self.share.batches(NUM_GRID_IMAGES, self.batch_size):
+            rows = slice(batch.start, batch.stop)
+            with self._watching(meter, steps), self.accelerator.autocast():
                 samples = generate(
                     self.model,
                     experiment.process,
@@ -79,4 +100,4 @@ class Monitor:
                 )
             images.append(experiment.to_pixels(samples.float()).cpu())
         meter.close()
-        save_grid(torch.cat(images), path)
+        return images

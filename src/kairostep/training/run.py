@@ -18,6 +18,7 @@ from kairostep.progress_meter import duration
 from kairostep.runs.checkpoint import Checkpoints
 from kairostep.runs.directory import DirectoryLock, check, write_config
 from kairostep.runs.recorder import Recorder
+from kairostep.shares import share_of_process
 from kairostep.training.assembly import make_accelerator, make_batches, make_trainer, step_mode_of
 from kairostep.training.export import export
 from kairostep.training.interruption import Interruption
@@ -49,8 +50,7 @@ class Run:
             self._assemble(config)
 
     def _assemble(self, config: Config) -> None:
-        with self.accelerator.main_process_first():  # it encodes latents; the others find them in the cache
-            self.experiment = build(config, self.accelerator.device)
+        self.experiment = build(config, self.accelerator.device, share_of_process())
         self.asked, self.config = config, self.experiment.config  # as passed, and with all defaults filled in
         self.data = self.experiment.dataset.fingerprint()
         check(self.directory, self.config)
@@ -108,7 +108,8 @@ class Run:
                 if trackers:
                     self.accelerator.init_trackers("kairostep")
                 self._take_steps(start)
-                if start < self.config.steps or not ((self.directory / "model").exists() and self._grid_path.exists()):
+                complete = (self.directory / "model").exists() and self._grid_path.exists()
+                if start < self.config.steps or not self.monitor.share.from_first(complete):
                     self._finish()
                 if trackers:
                     self.accelerator.end_training()
@@ -179,11 +180,11 @@ class Run:
         if self._due(config.density_every):
             line |= self._distribution()
         every = (config.evaluate_every, config.checkpoint_every, config.keep_every)
-        evaluates = on_main and any(map(self._due, every))
+        evaluates = any(map(self._due, every))
         if evaluates and self.monitor.held_out is not None:
             with self.clock.paused():
                 line["held_out"] = self.monitor.evaluate()
-        if on_main and config.fid_every and self._due(config.fid_every):
+        if config.fid_every and self._due(config.fid_every):
             with self.clock.paused():
                 line["generated"] = self.monitor.measure_images()
         if on_main:
@@ -222,9 +223,8 @@ class Run:
         )
 
     def _save_samples(self) -> None:
-        if self.accelerator.is_main_process:
-            with self.clock.paused(), self._writing():
-                self.monitor.save_samples(self._grid_path)
+        with self.clock.paused(), self._writing():
+            self.monitor.save_samples(self._grid_path)
 
     @property
     def _grid_path(self) -> Path:
@@ -287,13 +287,13 @@ class Run:
 
     def _finish(self) -> None:
         """Write the model, then the final samples. The samples come last: if they exist, so does the model."""
-        if not self.accelerator.is_main_process:
-            return
         with self._writing():
-            code = export(self.experiment, self.trainer.ema.model, self.directory / "model")
+            on_main, model = self.accelerator.is_main_process, self.trainer.ema.model
+            code = export(self.experiment, model, self.directory / "model") if on_main else ""
         self._save_samples()
+        say = self.accelerator.print  # in the first process alone
         training, total = duration(self.clock.seconds()), duration(time.monotonic() - self.began)
-        print(f"trained {self.trainer.step_number} steps in {training} of training: {self.directory}", flush=True)
-        print(f"this command took {total}, with start, held-out losses, samples and files", flush=True)
-        print(f"make images with: kairostep generate {shlex.quote(str(self.directory))} --num 64", flush=True)
-        print(f"or load the model: {code}", flush=True)
+        say(f"trained {self.trainer.step_number} steps in {training} of training: {self.directory}", flush=True)
+        say(f"this command took {total}, with start, held-out losses, samples and files", flush=True)
+        say(f"make images with: kairostep generate {shlex.quote(str(self.directory))} --num 64", flush=True)
+        say(f"or load the model: {code}", flush=True)
