@@ -1,19 +1,21 @@
 """Work that processes share: the results of one process, in each of them, also where some process has nothing to do."""
 
+import json
 import os
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderKL
 from small_runs import CONTEXT, PATIENCE, rank_environments
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 from kairostep.data import InMemory, encode_latents
+from kairostep.data.autoencoder import WEIGHTS, Autoencoder
 from kairostep.diffusion import DiscreteProcess, Objective
 from kairostep.evaluation import FeatureNetwork, fid, held_out_loss, kernel_distance, loss_profile, variational_bound
 from kairostep.evaluation.images import NpzImages
@@ -41,6 +43,23 @@ class Network(nn.Module):
         """Return the output."""
         out: Tensor = self.layers(x)
         return out
+
+
+class Encoder(nn.Module):
+    """Stands for the network of an autoencoder, since diffusers takes seconds to import in each process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.mean, self.std = nn.Conv2d(3, 2, 2, stride=2), nn.Conv2d(3, 2, 2, stride=2)
+
+    def encode(self, x0: Tensor) -> SimpleNamespace:
+        """Return what diffusers' autoencoders return."""
+        return SimpleNamespace(latent_dist=SimpleNamespace(mean=self.mean(x0), std=self.std(x0).exp()))
+
+
+def load_encoder(self: Autoencoder, device: torch.device) -> Encoder:
+    return Encoder().to(device)
 
 
 def features(images: Tensor) -> Tensor:
@@ -95,6 +114,7 @@ def latents(folder: Path, num_rows: int, share: Share, cache: Path) -> dict[str,
 def work(folder: str, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     torch.set_num_threads(1)
+    Autoencoder.load = load_encoder  # type: ignore[method-assign]
     if int(environment["WORLD_SIZE"]) > 1:
         torch.distributed.init_process_group("gloo")
     share, place = share_of_process(), Path(folder)
@@ -128,13 +148,10 @@ def run_processes(folder: Path, num: int) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shares")
-    torch.manual_seed(0)
-    blocks: dict[str, Any] = {"block_out_channels": (4, 4), "norm_num_groups": 2, "latent_channels": 2}
-    kinds: dict[str, Any] = {
-        "down_block_types": ("DownEncoderBlock2D",) * 2,
-        "up_block_types": ("UpDecoderBlock2D",) * 2,
-    }
-    AutoencoderKL(**blocks, **kinds).save_pretrained(folder / "autoencoder")
+    (folder / "autoencoder").mkdir()
+    config = {"_class_name": "AutoencoderKL", "latent_channels": 2, "block_out_channels": [4, 4]}
+    (folder / "autoencoder" / "config.json").write_text(json.dumps(config))
+    (folder / "autoencoder" / WEIGHTS).write_bytes(b"weights")
     return folder
 
 
@@ -200,6 +217,7 @@ def test_the_whole_needs_no_process_group() -> None:
 def fail_while_encoding(folder: str, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     torch.set_num_threads(1)
+    Autoencoder.load = load_encoder  # type: ignore[method-assign]
     torch.distributed.init_process_group("gloo")
     share, place = share_of_process(), Path(folder)
     data = InMemory(pixels(NUM_ROWS, channels=3))
@@ -209,7 +227,10 @@ def fail_while_encoding(folder: str, environment: dict[str, str]) -> None:
     encode_latents(data, place.parent / "autoencoder", place / "latents", batch_size=BATCH, share=share)
 
 
-def test_a_killed_process_leaves_nothing_that_is_taken_for_latents(place: Path) -> None:
+def test_a_killed_process_leaves_nothing_that_is_taken_for_latents(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Autoencoder, "load", load_encoder)
     folder = place / "killed"
     folder.mkdir()
     children = [CONTEXT.Process(target=fail_while_encoding, args=(str(folder), e)) for e in rank_environments(2)]
