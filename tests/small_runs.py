@@ -57,7 +57,17 @@ LEARNING: Mapping[str, Mapping[str, Any]] = {
 }
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["kairostep.cli", "kairostep.training", "sklearn.datasets", "pytest"])
+CONTEXT.set_forkserver_preload(  # packages of ours import nothing by themselves: name the modules
+    [
+        "kairostep.commands.train",
+        "kairostep.training.run",
+        "kairostep.networks.unet",
+        "kairostep.networks.uvit",
+        "kairostep.generation.generate",
+        "sklearn.datasets",
+        "pytest",
+    ]
+)
 
 
 def arguments(directory: Path, settings: Mapping[str, Any], preset: str = "digits") -> list[str]:
