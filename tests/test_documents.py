@@ -86,7 +86,7 @@ def test_a_wrong_command_would_be_noticed(capsys: pytest.CaptureFixture[str]) ->
 
 def check_command(words: Sequence[str]) -> None:
     """Raise unless the command exists and takes these words."""
-    if words[:2] == ["accelerate", "launch"]:
+    if words[:2] == ["accelerate", "launch"] or words[0] == "torchrun":
         words = ["kairostep", *words[words.index("kairostep") + 1 :]]
     program, *rest = words
     if program == "kairostep" and rest[1:] == ["--help"]:
