@@ -30,8 +30,8 @@ def machine(device: str, num_processes: int = 1) -> Any:
         ("cuda", 1, COMPILE_FROM, True, "compile", True, "1,280,000 images make up for the minutes of compiling"),
         ("cuda", 1, 1_279_999, True, "graph", True, "1,279,999 images, under 1,280,000, do not make up for compiling"),
         ("cuda", 1, COMPILE_FROM, False, "graph", True, "no Triton or no C compiler is there"),
-        ("cuda", 2, 2 * COMPILE_FROM, True, "compile", False, "1,280,000 images make up"),
-        ("cuda", 2, COMPILE_FROM, True, "plain", False, "several processes do not replay graphs, and 640,000 images"),
+        ("cuda", 2, 2 * COMPILE_FROM, True, "compile", True, "1,280,000 images make up"),
+        ("cuda", 2, COMPILE_FROM, True, "graph", True, "640,000 images, under 1,280,000, do not make up for compiling"),
     ],
 )
 def test_auto_takes_the_fastest_that_is_possible_and_pays(
@@ -55,6 +55,7 @@ def test_auto_takes_the_fastest_that_is_possible_and_pays(
     [
         ("plain", "cuda", 1, False),
         ("graph", "cuda", 1, True),
+        ("graph", "cuda", 2, True),
         ("compile", "cuda", 1, True),
         ("compile", "cpu", 2, False),
     ],
@@ -67,11 +68,10 @@ def test_what_is_asked_for_is_taken(
     assert (chosen.mode, chosen.replays, chosen.why) == (asked, replays, "as asked")
 
 
-@pytest.mark.parametrize(("device", "num_processes"), [("cpu", 1), ("cuda", 2)])
-def test_graph_is_refused_where_it_cannot_be(device: str, num_processes: int) -> None:
-    rule = f"one process with a CUDA GPU, got {num_processes} x {device}: pass --speed=auto"
-    with pytest.raises(ValueError, match=rule):
-        choose_step_mode("graph", 10, machine(device, num_processes))
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_graph_is_refused_where_it_cannot_be(num_processes: int) -> None:
+    with pytest.raises(ValueError, match="speed graph must have a CUDA GPU, got cpu: pass --speed=auto"):
+        choose_step_mode("graph", 10, machine("cpu", num_processes))
 
 
 @pytest.mark.parametrize(("triton", "compiler"), [(False, "gcc"), (True, None)])
@@ -87,7 +87,7 @@ def test_compile_is_refused_on_a_gpu_without_what_it_needs(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can record")
 def test_a_refused_run_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="speed graph must have one process with a CUDA GPU"):
+    with pytest.raises(ValueError, match="speed graph must have a CUDA GPU"):
         Run(configure(tmp_path / "run", {**SMALL, "speed": "graph"}))
     assert not (tmp_path / "run").exists()
 

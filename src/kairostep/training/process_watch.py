@@ -4,23 +4,27 @@ Each process has a thread for this, since its main thread may wait in C++ for th
 to a signal. The thread sends a heartbeat to process 0, and process 0 to all.
 """
 
+import logging
 import os
 import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
 
 import torch
 
 from kairostep.progress_meter import duration
-from kairostep.ranks import is_lost_rank, rank, world_size
+from kairostep.ranks import is_lost_rank, world_size
 from kairostep.stopping import repeats, stopping_signals
 from kairostep.training.process_links import Link, Links, meet
-from kairostep.training.run_errors import LostProcess, RunError
+from kairostep.training.process_losses import QUIET, Loss, Silence, reason_of, speaks
+from kairostep.training.run_errors import LostProcess
+
+log = logging.getLogger("kairostep")
 
 SECONDS_TO_END = 10.0  # for the main thread to end by itself after the loss of a process, before it is ended
 SECONDS_TO_REACT = 0.5  # for the main thread to react to a second signal, unless it is stuck
@@ -56,32 +60,6 @@ class Watch:
         """End the watch: this process has finished in good order."""
 
 
-@dataclass(frozen=True)
-class Loss:
-    """Which process is lost, and what became of it."""
-
-    rank: int
-    name: str  # process id and machine
-    what: str
-
-    def __str__(self) -> str:
-        return f"process {self.rank} of {world_size()}{f' ({self.name})' if self.name else ''} {self.what}"
-
-
-class Silence(NamedTuple):
-    """How long a process has been silent. The longer one is the greater."""
-
-    seconds: float
-    rank: int
-    name: str  # process id and machine
-
-    def __str__(self) -> str:
-        return f"process {self.rank} of {world_size()} ({self.name})"
-
-
-QUIET = Silence(0.0, 0, "")
-
-
 def watch_processes(timeout: float, device: torch.device, where: Callable[[], str]) -> Watch:
     """Start the watch of a run. All its processes call this at once.
 
@@ -109,6 +87,9 @@ class ProcessWatch(Watch):
         self.closing, self.wakeup_before = False, -1
         self.thread = threading.Thread(target=self._run, name="process watch", daemon=True)
         self.thread.start()
+        own = weakref.ref(self)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=lambda: forget(own()))
 
     # For the main thread
 
@@ -174,23 +155,32 @@ class ProcessWatch(Watch):
 
     def _run(self) -> None:
         before = time.monotonic()
-        while not self.closing:
-            messages, signals = self.links.wait(self.interval / 2)
-            now = time.monotonic()
-            for link, message in messages:
-                self._take(link, message)
-            for number in signals:
-                if number in stopping_signals() and not (self.signals and repeats(number)):
-                    self.signals.append((number, now))
-            if now - before > self.timeout / 2:  # this process was stopped: what the others sent is still to be read
-                self.started = now
-                for link in self.links.known:
-                    link.heard = now
-            before = now
-            self._beat(now)
-            self._speak_last_words()
-            self._judge(now)
-            self._end_process(now)
+        try:
+            while not self.closing:
+                before = self._look(before)
+        except Exception as error:  # a fault of the watch must not end the run
+            log.warning("processes are no longer watched: %r", error)
+            self.links.send({"end": None})
+            self.all_told.set()
+
+    def _look(self, before: float) -> float:
+        """Take what has come since the time `before`, and decide. Return the time."""
+        messages, signals = self.links.wait(self.interval / 2)
+        now = time.monotonic()
+        for link, message in messages:
+            self._take(link, message)
+        for number in signals:
+            if number in stopping_signals() and not (self.signals and repeats(number)):
+                self.signals.append((number, now))
+        if now - before > self.timeout / 2:  # this process was stopped: what the others sent is still to be read
+            self.started = now
+            for link in self.links.known:
+                link.heard = now
+        self._beat(now)
+        self._speak_last_words()
+        self._judge(now)
+        self._end_process(now)
+        return now
 
     def _take(self, link: Link, message: dict[str, Any] | None) -> None:
         """Act on a message, None for the end of a link."""
@@ -282,15 +272,10 @@ class ProcessWatch(Watch):
         os._exit(code)
 
 
-def speaks(lost: int) -> bool:
-    """Whether this process, if that one is lost, has the lowest rank of those on its machine and tells the user."""
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    return local == 0 or (local == 1 and lost == rank() - 1)
-
-
-def reason_of(error: BaseException) -> str:
-    """Return why a process fails, in one line for the others."""
-    text = next(iter(str(error).splitlines()), "")
-    if isinstance(error, RunError):
-        return text.partition("; ")[0]  # what follows says how to go on, which they say too
-    return text if isinstance(error, ValueError | OSError) and text else f"{type(error).__name__}: {text}"
+def forget(watch: ProcessWatch | None) -> None:
+    """Leave a watch to the parent process: a worker that reads data must not pass on its own signals or hold a link."""
+    if watch is not None and not watch.closing:
+        with suppress(ValueError):  # not the main thread
+            signal.set_wakeup_fd(-1)
+        watch.closing = True
+        watch.links.close()
