@@ -9,14 +9,17 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import kairostep as ks
-from kairostep.timesteps.least_noise import is_due, num_due
+from kairostep.timesteps.least_noise import SWEEP, probe_number
+
+
+NUM_WEIGHTS = 48  # gradients of different rows are nearly orthogonal, as those of networks are
 
 
 class ScaledRegression:
     """Losses scale(t) r**2 of one parameter vector that stays where it is: gradients go with scale(t)**2 r**2."""
 
     def __init__(self, num_rows: int = 64) -> None:
-        self.weights = torch.zeros(3, requires_grad=True)
+        self.weights = torch.zeros(NUM_WEIGHTS, requires_grad=True)
         self.optimizer = torch.optim.SGD([self.weights], lr=0.0)
         self.generator = torch.Generator().manual_seed(0)
         self.num_rows, self.num_asked = num_rows, 0
@@ -24,12 +27,12 @@ class ScaledRegression:
     def train(self, sampler: ks.TimestepSampler, num_steps: int) -> None:
         """Take steps that change nothing."""
         for _ in range(num_steps):
-            x = torch.randn(self.num_rows, 4, generator=self.generator)
+            x = torch.randn(self.num_rows, NUM_WEIGHTS + 1, generator=self.generator)
             drawn = sampler.sample(x)
 
             def loss_at(rows: Tensor, t: Tensor, x: Tensor = x) -> Tensor:
                 self.num_asked += len(rows)
-                return self.scale(t) * (x[rows, :3] @ self.weights - x[rows, 3]).square()
+                return self.scale(t) * (x[rows, :-1] @ self.weights - x[rows, -1]).square()
 
             with sampler.observe(x, drawn, loss_at(torch.arange(len(x)), drawn.t).detach(), loss_at):
                 self.optimizer.step()
@@ -65,13 +68,17 @@ def test_without_probes_it_draws_as_root_loss_does() -> None:
 
 
 def test_it_asks_for_few_losses() -> None:
-    assert sum(is_due(step, 40) for step in range(1000)) == num_due(999) - num_due(40)
-    assert num_due(1000) * 8 < 0.006 * 1000 * 128  # rows of probes over rows trained on
-    assert num_due(100_000) * 8 < 0.0003 * 100_000 * 128
+    due = [step for step in range(100_000) if probe_number(step, 40) is not None]
+    assert due[: 3 * SWEEP] == [*range(40, 50), *range(80, 90), *range(160, 170)]
+    assert [probe_number(step, 40) for step in due] == list(range(len(due)))
+    assert 16 * sum(step < 1000 for step in due) < 0.007 * 1000 * 128  # rows of probes over rows trained on
+    assert 16 * len(due) < 0.0002 * 100_000 * 128
+    bins = [ks.LeastNoise().probed_bin(number) for number in range(2 * SWEEP)]
+    assert sorted(bins) == list(range(20))  # two sweeps have every bin
     problem = ScaledRegression()
     sampler = ks.LeastNoise(problem.optimizer)
     problem.train(sampler, 200)
-    assert problem.num_asked - 200 * 64 == int(sampler.diagnostics()["probe_evaluations"]) == 8 * 15
+    assert problem.num_asked - 200 * 64 == int(sampler.diagnostics()["probe_evaluations"]) == 16 * 30
 
 
 def test_probes_leave_training_as_it_is() -> None:
