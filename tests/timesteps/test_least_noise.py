@@ -11,7 +11,6 @@ from torch.testing import assert_close
 import kairostep as ks
 from kairostep.timesteps.least_noise import SWEEP, probe_number
 
-
 NUM_WEIGHTS = 48  # gradients of different rows are nearly orthogonal, as those of networks are
 
 

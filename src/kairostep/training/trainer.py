@@ -15,6 +15,7 @@ from kairostep.data import Batch
 from kairostep.diffusion import Objective
 from kairostep.diffusion.conditions import class_condition
 from kairostep.diffusion.variance_reduction import check_pairs
+from kairostep.parallelism import check_parallelism
 from kairostep.timesteps import Timesteps, TimestepSampler
 from kairostep.timesteps.gradient_size import signed_size
 from kairostep.timesteps.probes import global_generators
@@ -99,6 +100,7 @@ class Trainer:
         seed: int = 0,
     ) -> None:
         self.accelerator = accelerator or Accelerator(cpu=not torch.accelerator.is_available())  # as `make_accelerator`
+        check_parallelism(self.accelerator.distributed_type.value)
         if pairs:
             check_pairs(sampler)
         device = self.accelerator.device
