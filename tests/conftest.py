@@ -12,6 +12,7 @@ import torch
 from real_libraries import LIBRARIES
 
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and so would the runs that tests start
 sys.path.append(str(LIBRARIES))  # last: what the environment has comes first
 

@@ -47,7 +47,7 @@ def test_rows_are_samplers_and_batch_sizes_beside_uniform(tables: ModuleType, tm
     assert rows == [
         "| `Uniform` | 128 | 0.10000 | 10.0, 10.0 | 1 |",
         "| `RootLoss` | 128 | 0.05000 | 10.0, 10.0 | 0.67 (0.67 to 0.67) |",
-        "| `Uniform` | 256 | 0.20000 | 10.0, 10.0 | not reached by all |",
+        "| `Uniform` | 256 | 0.20000 | 10.0, 10.0 | not reached |",
     ]
 
 

@@ -32,7 +32,7 @@ def test_between_machines_each_gpu_exchanges_an_eighth_by_the_faster_way(scaling
 def test_measured_steps_are_taken_and_others_lie_on_their_line(scaling: ModuleType) -> None:
     small, large = scaling.networks()
     assert small.compute_ms(128) == pytest.approx(13.0, abs=0.05)
-    assert small.compute_ms(256) == pytest.approx(21.4, abs=0.05)
+    assert small.compute_ms(256) == pytest.approx(21.3, abs=0.05)
     assert large.compute_ms(128) == pytest.approx(28.3, abs=0.05)
     line = scaling.Network("line", 1, {100: 10.0, 200: 15.0, 300: 20.0})
     assert line.compute_ms(0) == pytest.approx(5)

@@ -196,7 +196,12 @@ def test_density_and_weights_tell_what_is_optimised(tmp_path: Path) -> None:
     expected = ks.min_snr()(process.log_snr(middle), ks.EPSILON)
     assert_close(torch.tensor(lines_of(tmp_path / "weighting")[-1]["weights"]), expected)
 
-    never_flat = {"sampler": "root_loss", "sampler.warmup": 1, "sampler.refresh": 25, "sampler.gate": 1.0}
+    never_flat = {
+        "sampler": "root_loss",
+        "sampler.warmup": 1,
+        "sampler.refresh": 40,
+        "sampler.gate": 1.0,
+    }  # not at the end
     train_here(tmp_path / "root", {**SMALL, **often, **never_flat, "log_every": 25, "steps": 150})
     last = lines_of(tmp_path / "root")[-1]
     density, weights = torch.tensor(last["density"]), torch.tensor(last["weights"])

@@ -135,7 +135,7 @@ def test_rows_of_a_probe_may_lie_on_several_ranks(monkeypatch: pytest.MonkeyPatc
         return ks.LeastNoise(optimizer, rows_per_probe=rows_per_probe, warmup=4, refresh=2, gate=0.999, seed=SEED)
 
     several = assert_same_as_one_rank(monkeypatch, make, 4)
-    assert sum(sum(own.asked) for own in several) == int(several[0].state["num_probes"]) == 30 * min(rows_per_probe, 64)
+    assert sum(sum(own.asked) for own in several) == int(several[0].state["num_probes"]) == 32 * min(rows_per_probe, 64)
 
 
 def test_gradients_over_rows_of_two_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from kairostep.timesteps.gradient_size import Metric, squared_size, trained_para
 from kairostep.timesteps.histogram import with_floor
 from kairostep.timesteps.noise import least_noise_density, noise_ratio
 from kairostep.timesteps.probes import eval_mode
-from kairostep.training.cuda_graphs import Graphs
 
 METRICS: tuple[Metric, ...] = get_args(Metric)
 ROOT_LOSS_FLOOR = 0.1  # the default of `RootLoss`
@@ -143,8 +142,11 @@ class _RowGradients:
         self.model, self.objective, self.optimizer = model, objective, optimizer
         self.parameters = trained_parameters(optimizer)
         self.total = [torch.zeros_like(p) for p in self.parameters]  # of the gradients of a bin
-        on_gpu = device.type == "cuda"
-        self.measure = Graphs(device).wrap("a row's gradient", self._measure) if on_gpu else self._measure
+        self.measure: Callable[..., tuple[Any, ...]] = self._measure
+        if device.type == "cuda":
+            from kairostep.training.cuda_graphs import Graphs  # takes seconds to import
+
+            self.measure = Graphs(device).wrap("a row's gradient", self._measure)
 
     def _measure(self, x0: Tensor, t: Tensor, noise: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the loss of a row, (1,), and its gradient's squared size in each metric, (3,). Add it to the total."""

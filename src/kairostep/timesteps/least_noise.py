@@ -184,8 +184,12 @@ class LeastNoise(TableSampler):
         self.num_shown = len(t) * world_size()
         self.squares.add(t, self._moments(t, losses), (1 - 1 / num_steps) ** FORGETTING)
         if num_steps >= self.warmup and num_steps % self.refresh == 0:
-            root = self.moments().sqrt()
-            self.table.set(with_floor(gated(root / root.sum(), self.gate), self.floor))
+            self.table.set(with_floor(self.learned_mass(), self.floor))
+
+    def learned_mass(self) -> Tensor:
+        """Return what the estimated gradients ask for, (K,), summing to 1."""
+        root = self.moments().sqrt()
+        return gated(root / root.sum(), self.gate)
 
     def moments(self) -> Tensor:
         """Return the estimated second moment of single gradients in each bin, (K,), in units of their mean."""
@@ -249,7 +253,7 @@ def differentiable(loss_at: LossAt, rows: Tensor, t: Tensor) -> Tensor:
 
 def probe_number(step: int, warmup: int) -> int | None:
     """Return the number of the probe at this step, None if there is none."""
-    start = max(SWEEP, warmup)  # of the first sweep; each further one starts at twice the step
+    start = max(1, warmup)  # of the first sweep; each further one starts at twice the step
     if step < start:
         return None
     sweep = (step // start).bit_length() - 1
