@@ -1,12 +1,28 @@
-"""How processes of tests meet, and how they end."""
+"""How processes of tests start, meet and end."""
 
+import multiprocessing
 import os
 import random
 import socket
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(  # what children need; our packages import nothing by themselves, so name the modules
+    [
+        "kairostep.commands.train",
+        "kairostep.training.run",
+        "kairostep.networks.unet",
+        "kairostep.networks.uvit",
+        "kairostep.generation.generate",
+        "kairostep.integrations.accelerate",
+        "sklearn.datasets",
+        "pytest",
+    ]
+)
 
 PORTS = range(20_000, 32_000)  # below those that the system gives to connections, which take a port at any moment
 
@@ -21,6 +37,11 @@ def free_port() -> int:
             except OSError:
                 continue
         return port
+
+
+def run_ranks(rank_does: Callable[..., None], *args: Any) -> None:
+    """Call `rank_does(rank, *args)` in two processes, and raise what they raise."""
+    torch.multiprocessing.start_processes(rank_does, args, nprocs=2, start_method="forkserver")
 
 
 def leave_group() -> NoReturn:

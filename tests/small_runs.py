@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from process_groups import CONTEXT as CONTEXT
 from process_groups import free_port
 
 import kairostep.cli
@@ -55,19 +55,6 @@ LEARNING: Mapping[str, Mapping[str, Any]] = {
     "root_loss": {**SMALL, "sampler": "root_loss", "sampler.warmup": 4, "sampler.refresh": 2, "sampler.gate": 1.0},
     "infonoise": {**SMALL, "sampler": "infonoise", "sampler.num_bins": 10, "sampler.warmup": 2},
 }
-
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(  # packages of ours import nothing by themselves: name the modules
-    [
-        "kairostep.commands.train",
-        "kairostep.training.run",
-        "kairostep.networks.unet",
-        "kairostep.networks.uvit",
-        "kairostep.generation.generate",
-        "sklearn.datasets",
-        "pytest",
-    ]
-)
 
 
 def arguments(directory: Path, settings: Mapping[str, Any], preset: str = "digits") -> list[str]:

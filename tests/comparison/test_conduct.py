@@ -38,13 +38,13 @@ def changes(output: Path) -> dict[Path, int]:
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return three arms with three seeds, never interrupted."""
     output = tmp_path_factory.mktemp("compared") / "whole"
-    kairostep.cli.main(command(output, "--seeds", "3", "--steps=200", arms=ARMS))
+    kairostep.cli.main(command(output, "--seeds", "3", "--steps=100", "--log_every=20", arms=ARMS))
     return output
 
 
 def test_killed_twice_it_ends_as_one_never_killed(compared: Path, tmp_path: Path) -> None:
     output, log = tmp_path / "killed", tmp_path / "log"
-    line = command(output, "--seeds", "3", "--steps=200", arms=ARMS)
+    line = command(output, "--seeds", "3", "--steps=100", "--log_every=20", arms=ARMS)
     for place in ("root_loss/rate-0.003/seed-0", "logit_normal-min_snr/rate-0.003/seed-1"):
         child = Child(line, log)
         run = output / "runs" / place
@@ -83,7 +83,7 @@ def test_arms_of_a_seed_share_initial_weights_data_and_order(compared: Path, tmp
 
 def test_the_same_command_trains_nothing_twice(compared: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = changes(compared)
-    kairostep.cli.main(command(compared, "--seeds", "3", "--steps=200", arms=ARMS))
+    kairostep.cli.main(command(compared, "--seeds", "3", "--steps=100", "--log_every=20", arms=ARMS))
     assert changes(compared) == before
     first = capsys.readouterr().out
     kairostep.cli.main(["compare", "--table", str(compared)])

@@ -13,7 +13,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerators import forget_accelerators
-from process_groups import free_port, leave_group
+from process_groups import free_port, leave_group, run_ranks
 from small_problem import NUM_ROWS, Make, losses_of, make_adaptive, make_root_loss, make_uniform
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -253,7 +253,7 @@ def run_rank(rank: int, folder: str, port: int) -> None:
 @pytest.fixture(scope="module")
 def folder_of_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(run_rank, (str(folder), free_port()), nprocs=2)
+    run_ranks(run_rank, str(folder), free_port())
     return folder
 
 

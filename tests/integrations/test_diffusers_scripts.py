@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from accelerators import forget_accelerators
 from diffusers.training_utils import compute_density_for_timestep_sampling as their_density
-from process_groups import free_port, leave_group
+from process_groups import free_port, leave_group, run_ranks
 from torch.testing import assert_close
 from training_scripts import SCRIPTS, SETTINGS
 
@@ -114,7 +114,7 @@ def run_rank(rank: int, folder: str, port: int) -> None:
 
 
 def test_two_processes_draw_different_times_from_one_state(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(run_rank, (str(tmp_path), free_port()), nprocs=2)
+    run_ranks(run_rank, str(tmp_path), free_port())
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert torch.equal(first["density"], second["density"])
     assert all(not torch.equal(*pair) for pair in zip(first["drawn"], second["drawn"], strict=True))

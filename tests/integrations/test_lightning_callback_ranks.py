@@ -8,7 +8,7 @@ import pytest
 import torch
 from denoiser import Denoiser, assert_same, loader, trainer_of
 from lightning.pytorch.callbacks import ModelCheckpoint
-from process_groups import free_port, leave_group
+from process_groups import free_port, leave_group, run_ranks
 from small_problem import make_adaptive, make_root_loss
 
 
@@ -36,7 +36,7 @@ def run_rank(rank: int, folder: str, port: int) -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(run_rank, (str(folder), free_port()), nprocs=2)
+    run_ranks(run_rank, str(folder), free_port())
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from process_groups import run_ranks
 from samplers import SAMPLERS, batch, build, build_model, gloo_rank, tilted_losses_of, train_step
 from torch.testing import assert_close
 
@@ -40,7 +41,7 @@ def run_rank(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(run_rank, (str(folder),), nprocs=2)
+    run_ranks(run_rank, str(folder))
     return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
