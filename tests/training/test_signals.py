@@ -79,7 +79,8 @@ def hang_while_saving() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_a_run_that_hangs(number: signal.Signals, tmp_path: Path) -> None:
     directory = tmp_path / "hangs"
-    child = Child(arguments(directory, {**ADAPTIVE, "checkpoint_every": 1000}), tmp_path / "log", hang_while_saving)
+    endless = {**ADAPTIVE, "steps": 100_000, "checkpoint_every": 100_000}
+    child = Child(arguments(directory, endless), tmp_path / "log", hang_while_saving)
     assert child.wait_until(lambda: num_lines(directory) >= 1)
     child.tell(number)
     assert not child.ends_within(0.5)
