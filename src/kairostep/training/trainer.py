@@ -161,12 +161,16 @@ class Trainer:
             batch, noise = self.noise.of_pairs(key, batch, drawn, self.objective)
         else:
             noise = self.noise.of_batch(key, batch.x0)
-        x0 = batch.x0.contiguous(memory_format=self.memory_format) if batch.x0.ndim == 4 else batch.x0
+        x0, noise = (self.laid_out(value) for value in (batch.x0, noise))
         with targets_by(key, self.objective):
             losses = self.objective(self.model, x0, drawn.t, noise=noise, **class_condition(batch.labels))
         loss = (losses * drawn.weight).mean()
         self.scaler.scale(loss if num_batches == 1 else loss / num_batches).backward()
         return SeenBatch(Batch(x0, batch.labels), drawn, losses.detach())
+
+    def laid_out(self, value: Tensor) -> Tensor:
+        """Return images in the network's memory layout, and anything else as it is."""
+        return value.contiguous(memory_format=self.memory_format) if value.ndim == 4 else value
 
     def update(self) -> None:
         """Clip, step, zero gradients."""
