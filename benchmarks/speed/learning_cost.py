@@ -6,17 +6,20 @@
 Each sampler trains a network of its own. They take turns of 40 steps, which hold one probe of those that probe, in
 another order in every round; ratios are of a turn to uniform's turn in the same round, geometric means ± 1.96
 standard errors, after the turns in which probes are recorded. A second uniform says how much of it is noise.
+`LeastNoise` probes ever more rarely: what it costs follows from an arm with a probe in every step.
 """
 
 import argparse
 import platform
 import statistics
+from unittest.mock import patch
 
 import torch
 from side_by_side import TURNS_TO_SETTLE, Turn, ratio_of_speeds, take_turns
 
 from kairostep.experiments import build, preset
 from kairostep.experiments.config import with_overrides
+from kairostep.timesteps import LeastNoise, least_noise
 from kairostep.training.assembly import make_accelerator, make_batches, make_trainer
 from kairostep.training.trainer import Trainer
 
@@ -27,6 +30,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "root_loss": ("--sampler=root_loss",),
     "root_loss, pairs": ("--sampler=root_loss", "--pairs=true"),
     "infonoise": ("--sampler=infonoise",),
+    "least_noise, probing": ("--sampler=least_noise",),
     "adaptive": ("--sampler=adaptive",),
     "adaptive, one pair": ("--sampler=adaptive", "--sampler.policy=pair"),
     "adaptive, all T, all x0": ("--sampler=adaptive", "--sampler.sweep=1000", "--sampler.reward_rows=128"),
@@ -45,7 +49,17 @@ def prepare(name: str, settings: list[str]) -> tuple[Trainer, Turn]:
         for _ in range(STEPS_PER_TURN):
             trainer.step([next(batches)])
 
-    return trainer, turn
+    def probing_turn() -> None:
+        with patch.object(least_noise, "probe_number", lambda step, warmup: step if step >= warmup else None):
+            turn()
+
+    return trainer, probing_turn if isinstance(trainer.sampler, LeastNoise) else turn
+
+
+def share_of_probes(num_steps: int) -> float:
+    """Return the share of steps in which `LeastNoise` probes."""
+    warmup = LeastNoise().warmup
+    return sum(least_noise.probe_number(step, warmup) is not None for step in range(num_steps)) / num_steps
 
 
 def main() -> None:
@@ -75,6 +89,10 @@ def main() -> None:
         print(
             f"{name:23} {milliseconds:11.2f}   {ratio_of_speeds(taken, seconds['uniform'], digits=4):24} {probes:26.1f}"
         )
+    if "least_noise, probing" in seconds:
+        probing = statistics.median(seconds["least_noise, probing"]) / statistics.median(seconds["uniform"]) - 1
+        costs = (f"{probing * share_of_probes(num):.2%} in {num:,} steps" for num in (1000, 3000, 10_000))
+        print(f"\nProbes of least_noise, of the time of a run: {', '.join(costs)}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Time of a training step in two trees, side by side: each in processes of its own, in turns.
 
-    python benchmarks/speed/two_commits.py OLD NEW [--modes graph,compile] [--preset NAME] [--rounds 12] [--steps 40]
+    python benchmarks/speed/two_commits.py OLD NEW [--modes graph,compile] [--preset NAME] [--rounds 12] [--group]
 
-OLD and NEW are folders that hold `src`, such as two worktrees. Images are random. The ratio is NEW / OLD, paired by
+OLD and NEW are folders that hold `src`, such as two worktrees. With --group NEW trains as the one process of a process
+group, so that the same folder twice says what a group costs. Images are random. The ratio is NEW / OLD, paired by
 round, with its 95 % interval; above 1, NEW is slower.
 """
 
@@ -10,6 +11,7 @@ import argparse
 import importlib
 import math
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -28,6 +30,9 @@ def work(preset: str, mode: str) -> None:
     from kairostep.data import InMemory
     from kairostep.experiments import Component, build, experiment
     from kairostep.experiments import preset as find_preset
+
+    if "RANK" in os.environ:
+        torch.distributed.init_process_group()
 
     def load_noise(*_: object) -> tuple[InMemory, None]:
         return InMemory(torch.randint(256, (10_000, 3, 32, 32), dtype=torch.uint8), flip=True), None
@@ -57,14 +62,22 @@ def import_first(names: tuple[str, ...]) -> Any:
     return importlib.import_module(names[-1])
 
 
+def group_of_one() -> dict[str, str]:
+    """Return the environment of the one process of a process group."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
+    return {**address, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+
+
 class Worker:
     """A process that trains with one tree."""
 
-    def __init__(self, tree: str, preset: str, mode: str) -> None:
+    def __init__(self, tree: str, preset: str, mode: str, group: bool = False) -> None:
         path = os.pathsep.join([f"{tree}/src", os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": path} | (group_of_one() if group else {})
         command = [sys.executable, __file__, "--worker", mode, "--preset", preset]
         self.process = subprocess.Popen(
-            command, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def read(self) -> float:
@@ -108,6 +121,7 @@ def main() -> None:
     parser.add_argument("--preset", default="cifar10-small")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--group", action="store_true", help="NEW is the one process of a process group")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -116,7 +130,11 @@ def main() -> None:
     if len(arguments.trees) != 2:
         parser.error("two trees must be named, OLD and NEW")
     modes = arguments.modes.split(",")
-    workers = {mode: [Worker(tree, arguments.preset, mode) for tree in arguments.trees] for mode in modes}
+    groups = (False, arguments.group)
+    workers = {
+        mode: [Worker(tree, arguments.preset, mode, group) for tree, group in zip(arguments.trees, groups, strict=True)]
+        for mode in modes
+    }
     for worker in (worker for both in workers.values() for worker in both):
         worker.read()
     for mode, both in workers.items():
