@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ def work(preset: str, mode: str) -> None:
     accelerator = assembly.make_accelerator(config)
     parts = build(config, accelerator.device)
     trainer, batches = assembly.make_trainer(parts, accelerator), assembly.make_batches(parts, accelerator).from_step(0)
-    for num in (12, *map(int, sys.stdin)):  # the first ones compile and record
+    for num in chain((12,), map(int, iter(sys.stdin.readline, ""))):  # the first ones compile and record
         start = time.perf_counter()
         for _ in range(num):
             trainer.step([next(batches)])
