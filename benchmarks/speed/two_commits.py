@@ -63,11 +63,17 @@ def import_first(names: tuple[str, ...]) -> Any:
     return importlib.import_module(names[-1])
 
 
-def group_of_one() -> dict[str, str]:
-    """Return the environment of the one process of a process group."""
+def group_member(rank: int, num_processes: int, port: int) -> dict[str, str]:
+    """Return the environment of a process in a process group on one machine and one GPU."""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    size = {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes)}
+    return {**address, **size, "RANK": str(rank), "LOCAL_RANK": "0"}
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
-    return {**address, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+        return int(server.getsockname()[1])
 
 
 class Worker:
@@ -75,7 +81,7 @@ class Worker:
 
     def __init__(self, tree: str, preset: str, mode: str, group: bool = False) -> None:
         path = os.pathsep.join([f"{tree}/src", os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "PYTHONPATH": path} | (group_of_one() if group else {})
+        environment = {**os.environ, "PYTHONPATH": path} | (group_member(0, 1, free_port()) if group else {})
         command = [sys.executable, __file__, "--worker", mode, "--preset", preset]
         self.process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
