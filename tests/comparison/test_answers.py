@@ -4,6 +4,7 @@ import json
 import math
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -235,3 +236,9 @@ def test_tables_hold_what_was_found() -> None:
 def test_one_rate_for_all_is_told() -> None:
     assert any("One learning rate" in note for note in make_notes((), []))
     assert not any("One learning rate" in note for note in make_notes((1e-3, 2e-3), []))
+
+
+def test_arms_with_rates_of_their_own_did_not_share_one() -> None:
+    found = outcome().answers
+    faster = [replace(each, rate=1e-3 * number) for number, each in enumerate(found, 1)]
+    assert not any("One learning rate" in note for note in make_notes((), faster))

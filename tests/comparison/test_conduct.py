@@ -45,7 +45,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_killed_twice_it_ends_as_one_never_killed(compared: Path, tmp_path: Path) -> None:
     output, log = tmp_path / "killed", tmp_path / "log"
     line = command(output, "--seeds", "3", "--steps=100", "--log_every=20", arms=ARMS)
-    for place in ("root_loss/rate-0.003/seed-0", "logit_normal-min_snr/rate-0.003/seed-1"):
+    for place in ("root_loss/rate-0.006/seed-0", "logit_normal-min_snr/rate-0.006/seed-1"):
         child = Child(line, log)
         run = output / "runs" / place
         deadline = time.monotonic() + PATIENCE
@@ -71,7 +71,7 @@ def test_arms_of_a_seed_share_initial_weights_data_and_order(compared: Path, tmp
     for seed in (0, 1):
         found = []
         for arm in plan.names:
-            run = Run(replace(plan.run(arm, seed, 0.003).config, output=str(tmp_path / arm / str(seed))))
+            run = Run(replace(plan.run(arm, seed, 0.006).config, output=str(tmp_path / arm / str(seed))))
             with closing(run.batches.from_step(0)) as batches:
                 found.append((run.trainer.network.state_dict(), next(batches).x0, run.monitor.held_out[0]))
             run._release()
@@ -200,7 +200,7 @@ def test_an_arm_that_diverges_stops_no_other_and_is_not_tried_again(
     before = changes(tmp_path / "wild")
     kairostep.cli.main(line)
     assert changes(tmp_path / "wild") == before
-    assert len(lines_of(tmp_path / "wild/runs/logit_normal-min_snr/rate-0.003/seed-1")) > 0
+    assert len(lines_of(tmp_path / "wild/runs/logit_normal-min_snr/rate-0.006/seed-1")) > 0
 
 
 def test_a_hopeless_arm_is_dropped_after_two_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

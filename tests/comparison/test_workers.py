@@ -124,7 +124,7 @@ def lives(pid: int) -> bool:
 def test_workers_end_with_the_command_that_is_killed(tmp_path: Path) -> None:
     line = command(tmp_path / "out", "--seeds", "1", "--steps=1000000", "--log_every=5", "--jobs", "2")
     child = Child(line, tmp_path / "log")
-    runs = [tmp_path / "out" / "runs" / arm / "rate-0.003" / "seed-0" for arm in ("uniform", "root_loss")]
+    runs = [tmp_path / "out" / "runs" / arm / "rate-0.006" / "seed-0" for arm in ("uniform", "root_loss")]
     deadline = time.monotonic() + PATIENCE
     while not all(run.is_dir() and num_lines(run) >= 2 for run in runs):
         assert child.process.is_alive(), child.output

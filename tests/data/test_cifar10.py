@@ -275,3 +275,16 @@ def test_where_nothing_lies_the_way_to_get_it_is_named(tmp_path: Path, name: str
         match=r"path must be a file or a folder of CIFAR-10, got .*kairostep data cifar10",
     ):
         load_cifar10(tmp_path / name)
+
+
+def test_classes_can_be_chosen(tmp_path: Path) -> None:
+    folder, content = write_batches(tmp_path, "binary"), small_set()
+    dataset = load_cifar10(folder, check=False, only_classes=(7, 2))
+    assert dataset.labels is not None
+    assert dataset.labels.tolist() == [2, 7]
+    assert dataset.num_classes == 10
+    assert torch.equal(dataset.stored, torch.from_numpy(content.train[[2, 7]]).permute(0, 3, 1, 2))
+    with pytest.raises(ValueError, match=r"'test' must have at least one image of classes 2, 5, got none"):
+        load_cifar10(folder, "test", check=False, only_classes=(2, 5))
+    with pytest.raises(ValueError, match=r"only_classes must be at most 9, got 10"):
+        load_cifar10(folder, check=False, only_classes=(10,))

@@ -38,7 +38,7 @@ def printed(output: Path) -> str:
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_the_table_has_each_arm_and_its_run_the_same_budget(output: Path, printed: str, arm: str) -> None:
-    last = json.loads((output / "runs" / arm / "rate-0.003/seed-0/metrics.jsonl").read_text().splitlines()[-1])
+    last = json.loads((output / "runs" / arm / "rate-0.006/seed-0/metrics.jsonl").read_text().splitlines()[-1])
     assert last["training_evaluations"] == 12 * 128
     assert any(line.startswith(f"{arm} ") for line in printed.splitlines())
     assert bool(last["probe_evaluations"]) == (arm == "adaptive")

@@ -21,7 +21,8 @@ NAME = "comparison.yaml"
 NUM_MEASUREMENTS = 20  # of the held-out loss in a run, unless evaluate_every is set
 # Settings that all arms must share to be paired: data, initial weights and measurements
 SHARED = (
-    *("data", "autoencoder", "network", "label_dropout", "process", "prediction", "held_out_images", "sample_steps"),
+    *("data", "autoencoder", "network", "initial_weights", "label_dropout", "process", "prediction"),
+    *("held_out_images", "sample_steps"),
     *("fid_every", "fid_images", "inception", "inception_sha256", "features", "precision", "deterministic", "trackers"),
 )
 PER_RUN = ("seed", "output", "resume")  # set by the comparison

@@ -40,7 +40,7 @@ class Outcome:
 
 def make_notes(rates: Sequence[float], arms: Sequence[ArmAnswer], more: Sequence[str] = ()) -> list[str]:
     """Return what a reader must know besides the numbers."""
-    notes = [] if len(rates) > 1 else [ONE_RATE]
+    notes = [ONE_RATE] if len(rates) < 2 and len({each.rate for each in arms}) < 2 else []
     one_seed = all(len(each.seeds) < 2 for each in arms)
     if one_seed:
         notes.append("One seed shows no difference beyond the spread of seeds: there is no verdict (--seeds 3).")

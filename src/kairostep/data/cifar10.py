@@ -5,14 +5,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kairostep.checks import choice
+from kairostep.checks import choice, count
 from kairostep.data import cifar10_files as files
 from kairostep.data.dataset import InMemory
 from kairostep.registry import datasets
 
+NUM_CLASSES = 10
+
 
 @datasets.register("cifar10")
-def load_cifar10(path: Path | str, split: str = "train", *, check: bool = True, flip: bool = True) -> InMemory:
+def load_cifar10(
+    path: Path | str,
+    split: str = "train",
+    *,
+    check: bool = True,
+    flip: bool = True,
+    only_classes: tuple[int, ...] | None = None,
+) -> InMemory:
     """Return 50000 ("train") or 10000 ("test") images (3, 32, 32) of ten classes.
 
     Args:
@@ -22,8 +31,11 @@ def load_cifar10(path: Path | str, split: str = "train", *, check: bool = True, 
         split: "train" or "test".
         check: Refuse content that is not CIFAR-10's own. False allows a subset or a changed copy.
         flip: Mirror half of the images in training.
+        only_classes: Those of the images to take, from 0 to 9; None: all. Labels keep their numbers.
     """
     choice("split", split, ("train", "test"))
+    for number in only_classes or ():
+        count("only_classes", number, at_least=0, at_most=NUM_CLASSES - 1)
     path = Path(path)
     source = files.find(path) if path.is_dir() else path
     if source is None or not source.exists():
@@ -35,7 +47,11 @@ def load_cifar10(path: Path | str, split: str = "train", *, check: bool = True, 
     if check:
         content.check(source)
     pixels, labels = (content.train, content.train_y) if split == "train" else (content.test, content.test_y)
+    if only_classes is not None:
+        chosen = np.isin(labels, only_classes)
+        pixels, labels = pixels[chosen], labels[chosen]
     if len(pixels) == 0:
-        raise ValueError(f"the part {split!r} must have at least one image, got none in {source}: get a fresh copy")
+        of = "" if only_classes is None else f" of classes {', '.join(map(str, only_classes))}"
+        raise ValueError(f"the part {split!r} must have at least one image{of}, got none in {source}: get a fresh copy")
     images = torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))  # (N, 3, 32, 32)
-    return InMemory(images, torch.from_numpy(labels.astype(np.int64)), num_classes=10, flip=flip)
+    return InMemory(images, torch.from_numpy(labels.astype(np.int64)), num_classes=NUM_CLASSES, flip=flip)

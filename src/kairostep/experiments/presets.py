@@ -29,7 +29,7 @@ DIGITS = Config(
     network=part("unet", channels=16, multipliers=[1, 2], blocks=1, attention=[4], dropout=0.0),
     steps=1000,
     batch_size=128,
-    learning_rate=3e-3,
+    learning_rate=6e-3,
     warmup_steps=100,
     ema_decay=0.99,
     log_every=50,

@@ -37,6 +37,9 @@ class Config:
     autoencoder: str | None = setting(None, "folder of a diffusers AutoencoderKL or VQModel: train on its latents")
     cache: str = setting("~/.cache/kairostep", "where latents are kept")
     network: Component = setting(Component("unet"), "backbone; its options as --network.option=value")
+    initial_weights: str | None = setting(
+        None, "begin with the weights of this run, diffusers folder or safetensors file: fine-tuning"
+    )
     process: Component = setting(Component("linear"), "noising process or schedule")
     prediction: str | None = setting(None, "epsilon, x0, v, velocity or edm; by default what the process is used with")
     weighting: Component = setting(Component("constant"), "factor on the loss: what is optimised")

@@ -21,6 +21,7 @@ from kairostep.runs.recorder import Recorder
 from kairostep.shares import share_of_process
 from kairostep.training.assembly import make_accelerator, make_batches, make_trainer, step_mode_of
 from kairostep.training.export import export
+from kairostep.training.initial_weights import load_initial_weights
 from kairostep.training.interruption import Interruption
 from kairostep.training.monitor import Monitor
 from kairostep.training.process_watch import watch_processes
@@ -55,10 +56,12 @@ class Run:
         self.data = self.experiment.dataset.fingerprint()
         check(self.directory, self.config)
         self.step_mode = step_mode_of(self.config, self.accelerator)
+        self.checkpoints = Checkpoints(self.directory / "checkpoints", config.keep_checkpoints, config.keep_every)
+        if config.initial_weights is not None and not self.checkpoints.paths():
+            load_initial_weights(self.experiment.model, config.initial_weights)
         self.trainer = make_trainer(self.experiment, self.accelerator, self.step_mode)
         self.batches = make_batches(self.experiment, self.accelerator)
         self.recorder = Recorder(self.directory, self.accelerator.log if config.trackers else None)
-        self.checkpoints = Checkpoints(self.directory / "checkpoints", config.keep_checkpoints, config.keep_every)
         self.clock = Stopwatch(self.accelerator.device)
         self.monitor = Monitor(self.experiment, self.trainer.ema.model, self.accelerator)
         self.lock = DirectoryLock(self.directory) if self.accelerator.is_main_process else None
@@ -82,7 +85,8 @@ class Run:
         parts = (config.process.name, config.prediction, config.weighting.name, config.sampler.name)
         resumed = f"going on from step {step} to {config.steps}"
         before = resumed if step < config.steps else f"{step} steps taken before"
-        start = before if step else f"{config.steps} steps"
+        fresh = f", from the weights of {config.initial_weights}" if config.initial_weights else ""
+        start = before if step else f"{config.steps} steps{fresh}"
         if step and self.num_processes_before != self.accelerator.num_processes:
             start += f", {self.num_processes_before} processes before"
         held_out = f", {len(self.monitor.held_out[0])} held out" if self.monitor.held_out else ", none held out"
