@@ -250,6 +250,6 @@ def test_a_file_of_tasks_is_a_comparison_for_each(tmp_path: Path, capsys: pytest
     )
     kairostep.cli.main([word for word in command(tmp_path / "out", arms=str(path)) if word != "digits"])
     told = capsys.readouterr().out
-    assert "flow: arm" in told
-    assert "cosine: arm" in told
+    assert "\nflow\n\narm  " in told
+    assert "\ncosine\n\narm  " in told
     assert "network evaluations" in told

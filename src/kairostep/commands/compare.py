@@ -222,7 +222,7 @@ def show(task: str, plan: "Plan", outcome: "Outcome", *, page: bool = True) -> N
     from kairostep.comparison.outcome import write_comparison_page
     from kairostep.comparison.tables import terminal_table, write_files
 
-    title = f"{task}: " if task else ""
+    title = f"{task}\n\n" if task else ""
     print(f"\n{title}{terminal_table(outcome)}", flush=True)
     if not page:
         return
