@@ -21,9 +21,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def begun(directory: Path, source: Path) -> Run:
+def begun(directory: Path, source: Path, **more: str) -> Run:
     """Return a run that has not taken a step, its directory free for others."""
-    run = Run(configure(directory, {**FINE, "initial_weights": source}))
+    run = Run(configure(directory, {**FINE, "initial_weights": source, **more}))
     assert run.lock is not None
     run.lock.release()
     return run
@@ -44,6 +44,14 @@ def test_training_starts_where_the_other_run_ended(base: Path, tmp_path: Path) -
     fresh, fine = train_here(tmp_path / "fresh", FINE), train_here(tmp_path / "fine", {**FINE, "initial_weights": base})
     assert fine.monitor.evaluate()["loss"] < 0.9 * fresh.monitor.evaluate()["loss"]
     assert f"9 steps, from the weights of {base}" in begun(tmp_path / "said", base).description
+
+
+def test_weights_that_predict_something_else_get_a_note(base: Path, tmp_path: Path) -> None:
+    assert not any("has to learn first" in note for note in begun(tmp_path / "linear", base).notes)
+    notes = begun(tmp_path / "flow", base, process="flow").notes
+    note = next(note for note in notes if "which it has to learn first" in note)
+    assert note.startswith(f"the weights of {base} predict epsilon under linear, this run trains velocity under flow")
+    assert note.endswith("pass --process=linear --prediction=epsilon to train on what they know")
 
 
 def test_it_goes_on_without_the_weights_it_began_with(base: Path, tmp_path: Path) -> None:

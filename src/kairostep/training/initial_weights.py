@@ -7,6 +7,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from kairostep.experiments import Config
+from kairostep.experiments.config import load
+from kairostep.experiments.experiment import make_objective
 from kairostep.runs.trained import find_checkpoint, read_state
 
 NAMES = ("diffusion_pytorch_model.safetensors", "model.safetensors")  # as diffusers and `export` write them
@@ -65,3 +68,18 @@ def difference(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str | 
         if other[name].shape != tensor.shape:
             return f"with {name} of shape {tuple(other[name].shape)} instead of {tuple(tensor.shape)}"
     return None
+
+
+def initial_weights_notes(config: Config) -> list[str]:
+    """Return a note if the run begins with weights that learned to predict something else."""
+    path = Path(config.initial_weights or "").expanduser() / "config.yaml"
+    if config.initial_weights is None or not path.is_file():
+        return []
+    before, _ = make_objective(load(path))
+    old, new = (f"{each.prediction} under {each.process.name}" for each in (before, config))
+    if old == new:
+        return []
+    return [
+        f"the weights of {config.initial_weights} predict {old}, this run trains {new}, which it has to learn first: "
+        f"pass --process={before.process.name} --prediction={before.prediction} to train on what they know"
+    ]

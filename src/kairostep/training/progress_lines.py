@@ -7,6 +7,7 @@ from typing import Any, Self
 from kairostep.experiments import Config, Experiment
 from kairostep.experiments.settings import AUTO
 from kairostep.progress_meter import ProgressMeter, duration
+from kairostep.training.initial_weights import initial_weights_notes
 from kairostep.training.stopwatch import Stopwatch
 
 FIRST_STEPS = 2  # of a run; they are slower than the others
@@ -135,7 +136,7 @@ def notes_on(asked: Config, experiment: Experiment, *, start: int = 0) -> list[s
             "no images are held out: there will be no held-out loss, no best checkpoint and no bound in `kairostep "
             "evaluate`; with 50 images or more --data.held_out=0.1 holds out a tenth"
         )
-    return notes if start else [*notes, *warmup_notes(config)]
+    return notes if start else [*notes, *warmup_notes(config), *initial_weights_notes(config)]
 
 
 def warmup_notes(config: Config) -> list[str]:
