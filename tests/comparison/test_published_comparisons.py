@@ -23,8 +23,7 @@ def importable_controls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let arms name what lies in benchmarks/samplers, as the commands in the files do by PYTHONPATH."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "samplers"))
     yield
-    for name in ("permuted_root_loss", "permuted_least_noise"):
-        sys.modules.pop(name, None)
+    sys.modules.pop("permuted", None)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -75,8 +74,7 @@ def test_the_arms_are_those_that_each_file_is_about() -> None:
 
 @pytest.mark.parametrize("original", [RootLoss, LeastNoise])
 def test_the_control_is_as_uneven_in_other_bins_and_keeps_the_objective(original: type[RootLoss | LeastNoise]) -> None:
-    from permuted_least_noise import PermutedLeastNoise
-    from permuted_root_loss import PermutedRootLoss
+    from permuted import PermutedLeastNoise, PermutedRootLoss
 
     control = {RootLoss: PermutedRootLoss, LeastNoise: PermutedLeastNoise}[original]
     samplers = [kind(num_bins=10, warmup=1, refresh=1, floor=0.1) for kind in (original, control)]
