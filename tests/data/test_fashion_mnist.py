@@ -82,3 +82,14 @@ def test_a_truncated_gzip_file_is_refused_by_name(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"must be readable, got .*train-images-idx3-ubyte.gz"):
         load_fashion_mnist(tmp_path)
+
+
+def test_classes_can_be_chosen(tmp_path: Path) -> None:
+    images = write(tmp_path)
+    dataset = load_fashion_mnist(tmp_path, only_classes=(4, 1))
+    assert dataset.labels is not None
+    assert dataset.labels.tolist() == [1, 4]
+    assert torch.equal(dataset.stored[:, 0], images[[1, 4]])
+    for classes, said in (((7,), "got none of 7"), ((), "got none of no class"), ((-1,), "at least 0, got -1")):
+        with pytest.raises(ValueError, match=rf"only_classes must .*{said}"):
+            load_fashion_mnist(tmp_path, only_classes=classes)

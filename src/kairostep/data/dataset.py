@@ -2,6 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -88,6 +89,21 @@ class InMemory(Dataset):
         self.shape = tuple(pixels.shape[1:])
         self.num_classes = num_classes
         self.flip = flip
+
+    def only(self, classes: Sequence[int] | None) -> "InMemory":
+        """Return the images of these classes, all for None. Labels keep their numbers."""
+        if classes is None:
+            return self
+        for number in classes:
+            count("only_classes", number, at_least=0, at_most=self.num_classes - 1)
+        labels = self.read_all()[1]
+        rows = torch.isin(labels, torch.tensor(classes, dtype=labels.dtype))
+        if not rows.any():
+            raise ValueError(
+                f"only_classes must have an image, got none of {', '.join(map(str, classes)) or 'no class'}: "
+                f"the classes here are {', '.join(map(str, sorted(set(labels.tolist()))))}"
+            )
+        return InMemory(self.stored[rows], labels[rows], num_classes=self.num_classes, flip=self.flip)
 
     def __len__(self) -> int:
         return len(self.stored)

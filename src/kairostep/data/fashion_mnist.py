@@ -21,10 +21,20 @@ _HOW_TO_GET_IT = (
 
 
 @datasets.register("fashion_mnist")
-def load_fashion_mnist(folder: Path | str | None = None, split: str = "train", *, flip: bool = False) -> InMemory:
+def load_fashion_mnist(
+    folder: Path | str | None = None,
+    split: str = "train",
+    *,
+    flip: bool = False,
+    only_classes: tuple[int, ...] | None = None,
+) -> InMemory:
     """Return 60000 ("train") or 10000 ("test") images (1, 28, 28) of ten classes.
 
-    Without a folder, the one of Debian's package dataset-fashion-mnist is read.
+    Args:
+        folder: Of the four idx files; None: that of Debian's package dataset-fashion-mnist.
+        split: "train" or "test".
+        flip: Mirror half of the images in training.
+        only_classes: Those of the images to take, from 0 to 9; None: all. Labels keep their numbers.
     """
     stem = _STEMS[choice("split", split, _STEMS)]
     folder = DEBIAN_FOLDER if folder is None else Path(folder)
@@ -35,7 +45,7 @@ def load_fashion_mnist(folder: Path | str | None = None, split: str = "train", *
             "Fashion-MNIST must have images of 28x28 and a label for each, got images "
             f"{tuple(pixels.shape)} and {len(labels)} labels in {folder}: {_HOW_TO_GET_IT}"
         )
-    return InMemory(pixels.unsqueeze(1), labels.to(torch.int64), num_classes=10, flip=flip)
+    return InMemory(pixels.unsqueeze(1), labels.to(torch.int64), num_classes=10, flip=flip).only(only_classes)
 
 
 def read_idx(path: Path, *, num_dims: int) -> Tensor:
