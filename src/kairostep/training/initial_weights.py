@@ -16,8 +16,8 @@ NAMES = ("diffusion_pytorch_model.safetensors", "model.safetensors")  # as diffu
 FOLDERS = ("", "unet", "transformer", "model/unet", "model/transformer")
 
 
-def load_initial_weights(network: nn.Module, source: str) -> None:
-    """Set the weights of a network to those in `source`, which must be of the same network.
+def load_initial_weights(network: nn.Module, source: str | None) -> None:
+    """Set the weights of a network to those in `source`, which must be of the same network; None leaves them.
 
     Args:
         network: What is going to be trained.
@@ -27,6 +27,8 @@ def load_initial_weights(network: nn.Module, source: str) -> None:
     Raises:
         ValueError: There are no weights, or they belong to another network.
     """
+    if source is None:
+        return
     weights = read_weights(Path(source).expanduser())
     problem = difference(network.state_dict(), weights)
     if problem:
@@ -71,15 +73,19 @@ def difference(own: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str | 
 
 
 def initial_weights_notes(config: Config) -> list[str]:
-    """Return a note if the run begins with weights that learned to predict something else."""
-    path = Path(config.initial_weights or "").expanduser() / "config.yaml"
-    if config.initial_weights is None or not path.is_file():
+    """Return a note on which weights the run begins with, and one if they learned to predict something else."""
+    if config.initial_weights is None:
         return []
+    source = f"training begins with the weights of {config.initial_weights}; the average starts from them too"
+    path = Path(config.initial_weights).expanduser() / "config.yaml"
+    if not path.is_file():
+        return [source]
     before, _ = make_objective(load(path))
     old, new = (f"{each.prediction} under {each.process.name}" for each in (before, config))
     if old == new:
-        return []
+        return [source]
     return [
+        source,
         f"the weights of {config.initial_weights} predict {old}, this run trains {new}, which it has to learn first: "
-        f"pass --process={before.process.name} --prediction={before.prediction} to train on what they know"
+        f"pass --process={before.process.name} --prediction={before.prediction} to train on what they know",
     ]

@@ -57,7 +57,7 @@ class Run:
         check(self.directory, self.config)
         self.step_mode = step_mode_of(self.config, self.accelerator)
         self.checkpoints = Checkpoints(self.directory / "checkpoints", config.keep_checkpoints, config.keep_every)
-        if config.initial_weights is not None and not self.checkpoints.paths():
+        if not self.checkpoints.paths():
             load_initial_weights(self.experiment.model, config.initial_weights)
         self.trainer = make_trainer(self.experiment, self.accelerator, self.step_mode)
         self.batches = make_batches(self.experiment, self.accelerator)
@@ -85,8 +85,7 @@ class Run:
         parts = (config.process.name, config.prediction, config.weighting.name, config.sampler.name)
         resumed = f"going on from step {step} to {config.steps}"
         before = resumed if step < config.steps else f"{step} steps taken before"
-        fresh = f", from the weights of {config.initial_weights}" if config.initial_weights else ""
-        start = before if step else f"{config.steps} steps{fresh}"
+        start = before if step else f"{config.steps} steps"
         if step and self.num_processes_before != self.accelerator.num_processes:
             start += f", {self.num_processes_before} processes before"
         held_out = f", {len(self.monitor.held_out[0])} held out" if self.monitor.held_out else ", none held out"
