@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import kairostep as ks
 from kairostep.timesteps.policy import MAX_CONCENTRATION
+from kairostep.timesteps.reinforce import reward_moments, summarise_rewards
 
 
 def test_the_vlb_drop_is_the_drop_of_the_gaussian_kl() -> None:
@@ -170,10 +171,11 @@ def test_under_the_bound_of_cosine_one_timestep_is_selected_nearly_always() -> N
 def test_raw_rewards_are_paid_as_they_are() -> None:
     rewards, valid = torch.tensor([0.3, -0.1, 0.0, 0.5]), torch.tensor([1.0, 1.0, 0.0, 1.0])
     raw = ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(standardised=False))
-    assert torch.equal(raw.advantages(rewards, valid), rewards)
+    summary = summarise_rewards(reward_moments(rewards, valid)[None])
+    assert torch.equal(raw.advantages(rewards, valid, summary), rewards)
     batch = ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(standardised=False, credit="batch"))
-    assert_close(batch.advantages(rewards, valid), 0.7 / 3 * valid)
-    usual = ks.Adaptive(ks.ConstantBeta()).advantages(rewards, valid)
+    assert_close(batch.advantages(rewards, valid, summary), 0.7 / 3 * valid)
+    usual = ks.Adaptive(ks.ConstantBeta()).advantages(rewards, valid, summary)
     assert_close(usual.sum(), torch.tensor(0.0), rtol=0, atol=1e-6)
 
 

@@ -101,8 +101,8 @@ def test_a_probe_that_is_not_finite_is_skipped_and_counted() -> None:
     sampler = ks.LeastNoise(problem.optimizer)
     problem.train(sampler, 100)
     before = sampler.correction()
-    ratio = sampler.probe(torch.zeros(8, 1), lambda rows, t: problem.weights.sum() * torch.full_like(t, torch.nan), 3)
-    sampler.record_probe(3, ratio)
+    probed = sampler.probe(torch.zeros(8, 1), lambda rows, t: problem.weights.sum() * torch.full_like(t, torch.nan), 3)
+    sampler.record_probe(3, probed)
     assert int(sampler.diagnostics()["skipped_probes"]) == 1
     assert bool(sampler.correction().isfinite().all())
     assert_close(sampler.correction(), before, rtol=0.5, atol=0)

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.testing import assert_close
 import kairostep as ks
 from kairostep import ranks
 from kairostep.ranks import own_positions, own_rows, spread_rows
+from kairostep.timesteps.least_noise import gradient_size
 
 NUM_ROWS, NUM_STEPS, SEED = 64, 50, 7
 COSTLY = tuple(name for name in LEARNING if name.startswith(("adaptive", "gradient_variance")))
@@ -149,36 +151,70 @@ def test_gradients_over_rows_of_two_ranks_are_refused(monkeypatch: pytest.Monkey
     assert_same_as_one_rank(monkeypatch, lambda model: make(model, 4), 4)
 
 
+PROBE_MESSAGES = {  # of a step with a probe, by the beginning of a sampler's name
+    "adaptive": 3,  # rewards, the policy's gradient, rows to remember
+    "gradient_variance": 1,  # the gradient
+    "least_noise": 2,  # the gradient of the probed rows, wherever they lie, and the usual message
+}
+
+
+def sizes_of_messages(
+    rank: int, make: Make, losses_of: Callable[[nn.Module, Tensor], ks.LossAt], num_steps: int
+) -> tuple[list[list[int]], list[bool]]:
+    """Return what observing sent at each step, in numbers, as rank 0 knows it, and which steps had a probe.
+
+    Sampling must send nothing.
+    """
+    group: Any = ranks.dist
+    with BUILDING:
+        model = build_model()
+        sampler = make(model)
+    sent, probed, none = [], [], torch.tensor(0)
+    for step in range(num_steps):
+        x0 = batch(step, NUM_ROWS)[rank * 32 : rank * 32 + 32]
+        loss_at, num_before = losses_of(model, x0), len(group.sizes)
+        drawn = sampler.sample(x0)
+        assert len(group.sizes) == num_before
+        asked_before = int(sampler.diagnostics().get("probe_evaluations", none))
+        with sampler.observe(x0, drawn, loss_at(torch.arange(32), drawn.t).detach(), loss_at):
+            pass
+        sent.append(group.sizes[num_before:] if rank == 0 else [])
+        probed.append(int(sampler.diagnostics().get("probe_evaluations", none)) > asked_before)
+    return sent, probed
+
+
 @pytest.mark.parametrize("name", LEARNING)
 def test_sampling_sends_nothing_and_observing_one_small_message(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Steps with a probe, and the first, at which `LossSecondMoment` agrees on a size, may send more."""
+    """What sends more is named: steps with a probe, and the first one of a process, of `LossSecondMoment`."""
+    work = partial(sizes_of_messages, make=by_name(name), losses_of=tilted_losses_of, num_steps=20)
+    (sent, probed), _ = run_ranks(monkeypatch, 2, work)[0]
+    sent_with_probe = next((num for start, num in PROBE_MESSAGES.items() if name.startswith(start)), None)
+    assert any(probed) == (sent_with_probe is not None)
+    for step, sizes in enumerate(sent):
+        if probed[step]:
+            assert len(sizes) == sent_with_probe
+        else:
+            assert len(sizes) <= (2 if step == 0 and name == "loss_second_moment" else 1)  # it agrees on a size
+            assert sum(sizes) <= 1024
 
-    def count(rank: int) -> tuple[int, list[int], list[int]]:
-        group: Any = ranks.dist
-        with BUILDING:
-            model = build_model()
-            sampler = by_name(name)(model)
-        while_sampling, ordinary, probing = 0, [], []
-        for step in range(12):
-            x0 = batch(step, NUM_ROWS)[rank * 32 : rank * 32 + 32]
-            loss_at, num_before = tilted_losses_of(model, x0), len(group.sizes)
-            drawn = sampler.sample(x0)
-            while_sampling += len(group.sizes) - num_before
-            asked_before = int(sampler.diagnostics().get("probe_evaluations", torch.tensor(0)))
-            with sampler.observe(x0, drawn, loss_at(torch.arange(32), drawn.t).detach(), loss_at):
-                pass
-            asked = int(sampler.diagnostics().get("probe_evaluations", torch.tensor(0))) - asked_before
-            sizes = group.sizes[num_before:]
-            if step and rank == 0:  # whose messages are listed
-                (probing if asked else ordinary).append(len(sizes))
-                assert asked or sum(sizes) <= 1024
-        return while_sampling, ordinary, probing
 
-    counts, _ = run_ranks(monkeypatch, 2, count)
-    while_sampling, ordinary, probing = counts[0]
-    assert while_sampling == 0
-    assert max(ordinary, default=0) <= 1
-    assert len(ordinary) + len(probing) == 11
+def test_a_probe_whose_rows_lie_on_one_rank_sends_nothing_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the built-in trainer, where ranks have equal batches and `loss_at` measures gradients."""
+
+    def make(model: nn.Module) -> ks.TimestepSampler:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        return ks.LeastNoise(optimizer, rows_per_probe=16, warmup=4, refresh=2, gate=0.999, seed=SEED)
+
+    def measured_losses_of(model: nn.Module, x0: Tensor) -> ks.LossAt:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        loss_at: Any = tilted_losses_of(model, x0)
+        loss_at.gradient_size = partial(gradient_size, tilted_losses_of(model, x0), optimizer)
+        return loss_at  # type: ignore[no-any-return]
+
+    work = partial(sizes_of_messages, make=make, losses_of=measured_losses_of, num_steps=40)
+    (sent, probed), _ = run_ranks(monkeypatch, 2, work)[0]
+    assert sum(probed) > 10
+    assert sent == [[45 if own else 42] for own in probed]  # sums and numbers of 20 bins and what was skipped; and 3
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])

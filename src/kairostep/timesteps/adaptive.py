@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kairostep.checks import below_one, choice, count, nonnegative
-from kairostep.ranks import gather_spread_rows, sum_over_ranks, world_size
+from kairostep.ranks import gather_spread_rows, world_size
 from kairostep.registry import samplers
 from kairostep.timesteps.context import SamplerContext
 from kairostep.timesteps.draws import Draws
@@ -29,13 +29,15 @@ from kairostep.timesteps.published import Published
 from kairostep.timesteps.reading import Reading
 from kairostep.timesteps.reinforce import (
     PolicyOptimizer,
+    RewardSummary,
     check_reward_weight,
     compare_with_baseline,
+    gather_findings,
     gradient_over_ranks,
+    keep_finite,
     standardise_rewards,
-    summarise_rewards,
 )
-from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, TimestepSampler, learns_from_step
+from kairostep.timesteps.sampler import LossAt, Timesteps, TimestepSampler, learns_from_step
 from kairostep.timesteps.selection import DropQueue
 from kairostep.timesteps.step_count import StepCount
 
@@ -237,22 +239,20 @@ class Adaptive(TimestepSampler):
     def learn(self, x0: Tensor, drawn: Timesteps, probe: Probe, drop: Tensor, update: int) -> None:
         """Queue the sweep's drops, choose S for the next update, and move the policy by the batch's rewards."""
         num_swept = len(probe.swept)
-        swept = sum_over_ranks(torch.zeros_like(self.queue.sweep_t).index_copy(0, probe.swept, drop[:num_swept]))
-        pushed = self.queue.push(swept, self.reward_weight(self.queue.step_t), update % len(self.queue.drops))
+        swept = torch.zeros_like(self.queue.sweep_t).index_copy(0, probe.swept, drop[:num_swept])
         weighted = drop[num_swept:] * self.reward_weight(probe.t[num_swept:])
-        rewards = self.reading.reward(weighted.view(len(self.queue.selected), len(probe.paid)))  # (R,)
-        valid = rewards.abs() < LARGEST
-        advantages = self.advantages(torch.where(valid, rewards, 0.0), valid.float())
-        gradient = self.policy_gradient(x0[probe.paid], drawn.t[probe.paid], advantages)
-        stepped = self.optimizer.step(self.policy, gradient, usable=sum_over_ranks(valid.sum()) > 0)
-        counts = sum_over_ranks(torch.stack([(~valid).sum(), torch.full_like(self.num_probes, 2 * len(drop))]))
-        self.num_skipped += counts[0] + ~pushed + ~stepped
-        self.num_probes += counts[1]
+        rewards, valid = keep_finite(self.reading.reward(weighted.view(len(self.queue.selected), len(probe.paid))))
+        found = gather_findings(swept, rewards, valid, 2 * len(drop))
+        pushed = self.queue.push(found.drops, self.reward_weight(self.queue.step_t), update % len(self.queue.drops))
+        advantages = self.advantages(rewards, valid, found.rewards)
+        gradient = self.policy_gradient(x0[probe.paid], drawn.t[probe.paid], advantages, found.num_paid)
+        stepped = self.optimizer.step(self.policy, gradient, usable=found.rewards.num > 0)
+        self.num_skipped += (found.num_paid - found.rewards.num).long() + ~pushed + ~stepped
+        self.num_probes += found.num_evaluations.long()
         self.remember(x0)
 
-    def advantages(self, rewards: Tensor, valid: Tensor) -> Tensor:
+    def advantages(self, rewards: Tensor, valid: Tensor, summary: RewardSummary) -> Tensor:
         """Return what each draw is paid (R,): 0 where its reward is not valid (0 or 1), or all rewards are alike."""
-        summary = summarise_rewards(rewards, valid)
         self.reward.copy_(torch.stack([summary.mean, summary.spread]))
         if self.probing.credit == "sample":
             return standardise_rewards(rewards, valid, summary) if self.standardised else rewards
@@ -263,15 +263,15 @@ class Adaptive(TimestepSampler):
         self.baseline.copy_(torch.where(summary.num > 0, baseline, self.baseline))
         return surprise * valid
 
-    def policy_gradient(self, x0: Tensor, t: Tensor, advantages: Tensor) -> Tensor:
-        """Return the gradient (P,) of the policy's loss over the batches of all ranks (Eq. 13, Algorithm 1 line 8)."""
+    def policy_gradient(self, x0: Tensor, t: Tensor, advantages: Tensor, num_rows: Tensor) -> Tensor:
+        """Return the gradient (P,) of the policy's loss over the rows of all ranks (Eq. 13, Algorithm 1 line 8)."""
         if len(x0) == 0:  # policies of your own may not know what to do with it
-            return gradient_over_ranks(self.policy, advantages)
+            return gradient_over_ranks(self.policy, advantages, num_rows)
         with torch.enable_grad():
             beta = self.distribution(x0)
             log_prob = self.log_prob(beta, self.reading.to_u(t, self.num_steps))
             objective = self.reading.policy_objective(log_prob, advantages, beta, self.entropy)
-            return gradient_over_ranks(self.policy, objective)
+            return gradient_over_ranks(self.policy, objective, num_rows)
 
     @torch.no_grad()
     def remember(self, x0: Tensor) -> None:

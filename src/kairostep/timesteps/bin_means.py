@@ -45,13 +45,23 @@ class BinMeans(nn.Module):
             values: The values at these times.
             keep: Factor on the weight of all earlier values, in addition to `decay`.
         """
+        self.merge(sum_over_ranks(self.sums(t, values)), keep)
+
+    @torch.no_grad()
+    def sums(self, t: Tensor, values: Tensor) -> Tensor:
+        """Return sum and number of this rank's values (B,) in each bin, (2, K+1), at last those skipped."""
         num_bins, values = len(self.total), values.float()
         finite = values.abs() < LARGEST
         index = torch.where(finite, bin_index(t, num_bins), num_bins)
         new = values.new_zeros(2, num_bins + 1)
         new[0].index_add_(0, index, torch.where(finite, values, 0.0) ** self.power)
         new[1].index_add_(0, index, torch.ones_like(values))
-        total, num_new = sum_over_ranks(new).unbind()
+        return new
+
+    @torch.no_grad()
+    def merge(self, sums: Tensor, keep: float = 1.0) -> None:
+        """Add what the `sums` of all ranks add up to, (2, K+1); `keep` as in `add`."""
+        total, num_new = sums.unbind()
         mean, decay = total[:-1] / num_new[:-1].clamp(min=1), self.decay ** num_new[:-1]  # (K,)
         self.total.copy_(torch.lerp(mean, keep * self.total, decay))
         self.weight.copy_(torch.lerp(torch.ones_like(decay), keep * self.weight, decay))

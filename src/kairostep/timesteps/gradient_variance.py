@@ -120,8 +120,9 @@ class GradientVariance(TableSampler):
             square = square + len(chunk) * gradient.square().sum()
             total = total + len(chunk) * gradient
         num_rows = torch.full_like(square, len(x0))
-        num_gradients, num_rows, square = sum_over_ranks(torch.stack([num_gradients, num_rows, square]))
-        between = square - sum_over_ranks(total).square().sum() / num_rows
+        summed = sum_over_ranks(torch.cat([torch.stack([num_gradients, num_rows, square]), total]))
+        num_gradients, num_rows, square = summed[:3]
+        between = square - summed[3:].square().sum() / num_rows
         return between / (num_gradients - 1), num_rows
 
     def group_size(self, num_rows: int) -> int:

@@ -107,24 +107,22 @@ class LeastNoise(TableSampler):
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
         """Record the losses of all ranks, and probe the gradient if it is time."""
-        num_before, log_ratio = self.steps.num_steps, None
+        num_before, probed = self.steps.num_steps, None
         number = probe_number(num_before, self.warmup)
         if number is not None:
             assert loss_at is not None  # `learns_from_step` checked it
             shared = probe_randomness(x0.device, self.steps.seed, num_before, shared=True)  # whoever has the rows
             with shared, torch.enable_grad():
-                log_ratio = self.probe(x0, loss_at, number)
+                probed = number, self.probe(x0, loss_at, number)
         yield
-        if number is not None and log_ratio is not None:
-            self.record_probe(number, log_ratio)
-        self.record(drawn.t, losses)
+        self.record(drawn.t, losses, probed)
 
     def probe(self, x0: Tensor, loss_at: LossAt, number: int) -> Tensor:
-        """Return the log of the squared size of single gradients over their loss, (1,), in the bin whose turn it is.
+        """Return this rank's part of the squared size, the sum of losses and the number of rows of a probe, (3,).
 
-        The gradient of the losses with random signs has the size of all rows' gradients, since products between rows
-        cancel on average: one backward pass of a few rows is enough. One rank holds these rows, or several do; the
-        gradients of several are summed.
+        Its times lie in the bin whose turn it is. The gradient of the losses with random signs has the size of all
+        rows' gradients, since products between rows cancel on average: one backward pass of a few rows is enough. One
+        rank holds these rows, or several do; the gradients of several are summed.
         """
         optimizer = self._named_optimizer()
         rows = self.probed_rows(len(x0), number)
@@ -141,12 +139,7 @@ class LeastNoise(TableSampler):
         else:
             losses, size = t, t.sum()
         moments = self._moments(t, losses.float()).sum()
-        own = torch.stack([size.float(), moments.to(size.device).float(), torch.full_like(size, len(rows)).float()])
-        size, moments, num_rows = sum_over_ranks(own)
-        self.num_probes += num_rows.long()
-        size, loss = size / num_rows, moments / num_rows / loss_moments(self.squares).mean().clamp(min=1e-30)
-        usable = (size < LARGEST) & (loss < LARGEST) & (size > 0) & (loss > 0)
-        return torch.where(usable, (size / loss).log(), torch.nan)[None]
+        return torch.stack([size.float(), moments.to(size.device).float(), torch.full_like(size, len(rows)).float()])
 
     def probed_bin(self, number: int) -> int:
         """Return the bin of a probe. A sweep spreads its probes over t; the next one has those in between."""
@@ -160,11 +153,15 @@ class LeastNoise(TableSampler):
         return range(max(first, 0), max(0, min(first + self.rows_per_probe, num_rows)))
 
     @torch.no_grad()
-    def record_probe(self, number: int, log_ratio: Tensor) -> None:
-        """Take in a probe, which all ranks know; one that is not finite is skipped and counted."""
-        log_ratio = log_ratio if rank() == 0 else log_ratio[:0]
+    def record_probe(self, number: int, probed: Tensor) -> None:
+        """Take in the sum (3,) of what `probe` returns on all ranks; what is not finite is skipped and counted."""
+        size, moments, num_rows = probed
+        self.num_probes += num_rows.long()
+        size, loss = size / num_rows, moments / num_rows / loss_moments(self.squares).mean().clamp(min=1e-30)
+        usable = (size < LARGEST) & (loss < LARGEST) & (size > 0) & (loss > 0)
+        log_ratio = torch.where(usable, (size / loss).log(), torch.nan)[None]
         centre = torch.full_like(log_ratio, (self.probed_bin(number) + 0.5) / self.num_bins)
-        self.log_ratios.add(centre, log_ratio, keep=(1 - 1 / (number + 1)) ** FORGETTING)
+        self.log_ratios.merge(self.log_ratios.sums(centre, log_ratio), keep=(1 - 1 / (number + 1)) ** FORGETTING)
 
     def _moments(self, t: Tensor, losses: Tensor) -> Tensor:
         return losses if self.loss_weight is None else losses * self.loss_weight(t)
@@ -178,11 +175,22 @@ class LeastNoise(TableSampler):
         return self.optimizer.value
 
     @torch.no_grad()
-    def record(self, t: Tensor, losses: Tensor) -> None:
-        """Take in the losses (B,) at t (B,), and change the density if it is time."""
+    def record(self, t: Tensor, losses: Tensor, probed: tuple[int, Tensor] | None = None) -> None:
+        """Take in the losses (B,) at t (B,), and change the density if it is time.
+
+        The number of a probe and what this rank found in it, (3,), travel in the same message.
+        """
         num_steps = self.steps.advance()
         self.num_shown = len(t) * world_size()
-        self.squares.add(t, self._moments(t, losses), (1 - 1 / num_steps) ** FORGETTING)
+        sums = self.squares.sums(t, self._moments(t, losses))
+        if probed is None:
+            sums = sum_over_ranks(sums)
+        else:
+            number, found = probed
+            flat, found = sum_over_ranks(torch.cat([sums.flatten(), found])).split([sums.numel(), len(found)])
+            self.record_probe(number, found)
+            sums = flat.view_as(sums)
+        self.squares.merge(sums, (1 - 1 / num_steps) ** FORGETTING)
         if num_steps >= self.warmup and num_steps % self.refresh == 0:
             self.table.set(with_floor(self.learned_mass(), self.floor))
 

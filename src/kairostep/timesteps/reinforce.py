@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from kairostep.ranks import sum_over_ranks
+from kairostep.ranks import rank, sum_over_ranks, world_size
+from kairostep.timesteps.sampler import LARGEST
 
 BASELINE_DECAY = 0.9  # of the running mean that credit="batch" compares with
 
@@ -25,6 +26,12 @@ def check_reward_weight(reward_weight: Callable[[Tensor], Tensor], t: Tensor) ->
         raise ValueError(f"reward_weight must be finite for every t, got {weight}: bound it or leave it out")
 
 
+def keep_finite(rewards: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rewards (R,) with 0 for what is not finite, and which were: (R,), 0 or 1."""
+    finite = rewards.abs() < LARGEST
+    return torch.where(finite, rewards, 0.0), finite.float()
+
+
 @dataclass(frozen=True, slots=True)
 class RewardSummary:
     """The valid rewards of all ranks."""
@@ -34,13 +41,49 @@ class RewardSummary:
     spread: Tensor  # () standard deviation
 
 
-def summarise_rewards(rewards: Tensor, valid: Tensor) -> RewardSummary:
-    """Return number, mean and spread over all ranks of rewards (R,) that are 0 where not valid (R,), 0 or 1."""
-    num, total = sum_over_ranks(torch.stack([valid.sum(), rewards.sum()]))
-    mean = total / num.clamp(min=1)
-    around = (rewards - mean) * valid
-    spread = (sum_over_ranks(around.square().sum()) / num.clamp(min=1)).sqrt()
-    return RewardSummary(num, mean, spread)
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What all ranks found in a probe."""
+
+    drops: Tensor  # (M,) in loss, at the swept timesteps
+    rewards: RewardSummary
+    num_paid: Tensor  # () rows with a reward, valid or not
+    num_evaluations: Tensor  # () of the network
+
+
+def gather_findings(drops: Tensor, rewards: Tensor, valid: Tensor, num_evaluations: int) -> Findings:
+    """Return the findings of all ranks, by one message of a few numbers per rank.
+
+    Args:
+        drops: (M,), 0 where another rank swept.
+        rewards: (R,) of this rank's rows, 0 where not valid.
+        valid: (R,), 0 or 1.
+        num_evaluations: Of the network, by this rank.
+    """
+    moments = reward_moments(rewards, valid)
+    counts = [torch.full_like(moments[0], num) for num in (len(rewards), num_evaluations)]
+    slots = moments.new_zeros(world_size(), 5)  # one for each rank: adding them up gathers them
+    slots[rank()] = torch.cat([moments, torch.stack(counts)])
+    message = sum_over_ranks(torch.cat([drops, slots.flatten()]))
+    slots = message[len(drops) :].view_as(slots)
+    num_paid, num_evaluated = slots[:, 3:].sum(0)
+    return Findings(message[: len(drops)].to(drops), summarise_rewards(slots[:, :3]), num_paid, num_evaluated)
+
+
+def reward_moments(rewards: Tensor, valid: Tensor) -> Tensor:
+    """Return number, sum and squares around their mean, (3,), of rewards (R,) that are 0 where not valid, 0 or 1."""
+    num, total = valid.sum(), rewards.sum()
+    around = (rewards - total / num.clamp(min=1)) * valid
+    return torch.stack([num, total, around.square().sum()])
+
+
+def summarise_rewards(moments: Tensor) -> RewardSummary:
+    """Return number, mean and spread of all rewards, from the `reward_moments` of each rank, (W, 3)."""
+    nums, totals, squares = moments.unbind(1)
+    num = nums.sum()
+    mean = totals.sum() / num.clamp(min=1)
+    between = nums * (totals / nums.clamp(min=1) - mean).square()  # exactly 0 on one rank
+    return RewardSummary(num, mean, ((squares + between).sum() / num.clamp(min=1)).sqrt())
 
 
 def standardise_rewards(rewards: Tensor, valid: Tensor, summary: RewardSummary) -> Tensor:
@@ -64,10 +107,12 @@ def compare_with_baseline(mean: Tensor, baseline: Tensor, first: Tensor) -> tupl
     return torch.where(variance > 0, surprise / variance.sqrt(), 0.0), updated
 
 
-def gradient_over_ranks(policy: nn.Module, objective: Tensor) -> Tensor:
-    """Return the gradient (P,) of minus the mean of the objective (R,) over all ranks; a rank may have none of it."""
+def gradient_over_ranks(policy: nn.Module, objective: Tensor, num_rows: Tensor) -> Tensor:
+    """Return the gradient (P,) of minus the mean of the objective over the `num_rows` () of all ranks.
+
+    This rank has (R,) of them, or none.
+    """
     parameters = list(policy.parameters())
-    num_rows = sum_over_ranks(torch.full((), len(objective), dtype=torch.float32, device=objective.device))
     if len(objective) == 0:
         return sum_over_ranks(torch.cat([torch.zeros_like(p).flatten().float() for p in parameters]))
     loss = -objective.sum() / num_rows
