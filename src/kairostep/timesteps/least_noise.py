@@ -187,9 +187,9 @@ class LeastNoise(TableSampler):
             sums = sum_over_ranks(sums)
         else:
             number, found = probed
-            flat, found = sum_over_ranks(torch.cat([sums.flatten(), found])).split([sums.numel(), len(found)])
-            self.record_probe(number, found)
-            sums = flat.view_as(sums)
+            message = sum_over_ranks(torch.cat([sums.flatten(), found]))
+            self.record_probe(number, message[sums.numel() :])
+            sums = message[: sums.numel()].view_as(sums)
         self.squares.merge(sums, (1 - 1 / num_steps) ** FORGETTING)
         if num_steps >= self.warmup and num_steps % self.refresh == 0:
             self.table.set(with_floor(self.learned_mass(), self.floor))
