@@ -38,7 +38,7 @@ def train_rows(sampler: ks.Adaptive, seed: int, num_updates: int, *, permuted: b
     learned = torch.zeros(1024)
     pay = sampler.advantages
     if permuted:
-        sampler.advantages = lambda r, valid: pay(r, valid)[torch.randperm(len(r), generator=generator)]  # type: ignore[method-assign]
+        sampler.advantages = lambda r, *others: pay(r, *others)[torch.randperm(len(r), generator=generator)]  # type: ignore[method-assign]
     for _ in range(num_updates):
         row = torch.randint(1024, (128,), generator=generator)
 
