@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from commands import refused
 from PIL import Image
 from small_runs import start_ranks
 from torch import Tensor
@@ -24,6 +25,7 @@ from kairostep.runs.checkpoint import Checkpoints, read_digest
 TINY = ["--network=unet", "--network.channels=8", "--network.multipliers=[1,1]", "--network.blocks=1"]
 SHORT = ["--steps=4", "--checkpoint_every=2", "--batch_size=4", "--held_out_images=16", "--sample_steps=2"]
 QUICK = [*TINY, "--network.attention=[]", *SHORT, "--workers=0", "--warmup_steps=0"]
+EVALUATE = ["evaluate", "run", "--cache=cache"]
 NUM = 30
 PIXELS = "import torch\ndef make():\n    return lambda images: images.flatten(1)[:, :20].float()\n"
 
@@ -66,25 +68,11 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 
 
 def evaluate(*arguments: str | Path) -> None:
-    main(["evaluate", "run", "--cache=cache", *map(str, arguments)])
+    main([*EVALUATE, *map(str, arguments)])
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """Return the one line with which it is refused, all files being as they were."""
-    before = contents()
-    with pytest.raises(SystemExit) as ended:
-        evaluate(*arguments)
-    captured = capsys.readouterr()
-    assert ended.value.code == 2
-    assert captured.err.startswith("kairostep: error: ")
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
-    assert contents() == before
-    return captured.err.removeprefix("kairostep: error: ")
-
-
-def contents() -> dict[str, bytes]:
-    return {str(p): p.read_bytes() for p in Path().rglob("*") if p.is_file() and p.suffix != ".pyc"}
+def refused_evaluation(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    return refused(capsys, *EVALUATE, *arguments)
 
 
 def own_facts(run: Path, **facts: Any) -> dict[str, Any]:
@@ -243,7 +231,7 @@ def test_another_network_is_refused_unless_it_is_named(run: Path, capsys: pytest
     put_images(Path("mine"))
     arguments = ["--images=mine", f"--num={NUM}", "--inception=corner.pt"]
     digest = hashlib.sha256(Path("corner.pt").read_bytes()).hexdigest()
-    message = refused(capsys, *arguments)
+    message = refused_evaluation(capsys, *arguments)
     assert message.startswith("the Inception network must have the SHA-256 7ff4a85c3a6378f0")
     assert f"--inception_sha256={digest}" in message
     evaluate(*arguments, f"--inception_sha256={digest}")
@@ -307,19 +295,21 @@ def test_what_cannot_be_measured_is_told_in_one_line(
     put_images(Path("few"))
     put_images(Path("large"), size=9)
     put_images(Path("torn"), complete=False)
-    assert refused(capsys, *arguments).startswith(message)
+    assert refused_evaluation(capsys, *arguments).startswith(message)
 
 
 def test_too_few_or_torn_images_in_the_run_are_told_too(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put_images(run / "generated" / "some")
-    assert "got 30 in run/generated/some/images.npz: generate more, or state fewer by --num=30" in refused(capsys)
+    assert "got 30 in run/generated/some/images.npz: generate more, or state fewer by --num=30" in refused_evaluation(
+        capsys
+    )
 
 
 def test_a_run_without_checkpoints_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(run / "checkpoints")
-    assert refused(capsys).startswith("a run must have a checkpoint, got run without any")
+    assert refused_evaluation(capsys).startswith("a run must have a checkpoint, got run without any")
     shutil.rmtree(run)
-    assert refused(capsys).startswith("a run directory must hold config.yaml, got run")
+    assert refused_evaluation(capsys).startswith("a run directory must hold config.yaml, got run")
 
 
 def test_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from accelerate.state import AcceleratorState
+from commands import refused
 from PIL import Image
 from small_runs import SMALL, Child, start_ranks, train_here
 
@@ -17,12 +17,7 @@ from kairostep.cli import main
 
 QUICK = ["--num", "10", "--batch_size", "4", "--steps", "3"]
 
-
-@pytest.fixture(autouse=True)
-def _new_process_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    AcceleratorState._reset_state(True)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.fixture(scope="module")
@@ -39,19 +34,6 @@ def images_in(folder: Path) -> np.ndarray[Any, Any]:
 def record_of(folder: Path) -> dict[str, Any]:
     record: dict[str, Any] = json.loads((folder / "generation.json").read_text())
     return record
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Return the one line with which a command is refused, before it has left anything behind."""
-    before = set(Path().rglob("*"))
-    with pytest.raises(SystemExit) as ended:
-        main(["generate", *arguments])
-    captured = capsys.readouterr()
-    assert ended.value.code == 2
-    assert captured.err.startswith("kairostep: error: ")
-    assert captured.err.count("\n") == 1
-    assert set(Path().rglob("*")) == before
-    return captured.err.removeprefix("kairostep: error: ").strip()
 
 
 @pytest.mark.parametrize(
@@ -127,18 +109,20 @@ def test_a_generation_that_grows_knows_how_many_were_complete(run: Path, monkeyp
     ],
 )
 def test_what_is_refused(more: list[str], message: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert message in refused(capsys, str(run), "--output", "new", *more)
+    assert message in refused(capsys, "generate", str(run), "--output", "new", *more)
 
 
 def test_a_folder_that_is_no_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(capsys, "nothing").startswith("a run directory must hold config.yaml, got nothing: pass a directory")
+    assert refused(capsys, "generate", "nothing").startswith(
+        "a run directory must hold config.yaml, got nothing: pass a directory"
+    )
 
 
 def test_other_settings_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["generate", str(run), *QUICK, "--output", "made"])
     capsys.readouterr()
     before = {path: path.read_bytes() for path in Path("made").iterdir()}
-    message = refused(capsys, str(run), *QUICK, "--output", "made", "--weights", "model", "--seed", "1")
+    message = refused(capsys, "generate", str(run), *QUICK, "--output", "made", "--weights", "model", "--seed", "1")
     assert "were generated otherwise (weights: ema -> model; seed: 0 -> 1): pass the same settings" in message
     assert {path: path.read_bytes() for path in Path("made").iterdir()} == before
 

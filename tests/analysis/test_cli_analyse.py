@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from accelerate.state import AcceleratorState
+from commands import refused
 from PIL import Image
 
 from kairostep.cli import main
@@ -53,19 +54,6 @@ def result_of(path: Path) -> dict[str, Any]:
 def width_of(path: str) -> int:
     with Image.open(path) as picture:
         return picture.size[0]
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    before = set(Path().rglob("*"))
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    captured = capsys.readouterr()
-    assert ended.value.code == 2
-    assert captured.err.startswith("kairostep: error: ")
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
-    assert set(Path().rglob("*")) == before
-    return captured.err.removeprefix("kairostep: error: ").strip()
 
 
 def test_a_preset_is_trained_and_all_its_checkpoints_are_measured(trained: Path) -> None:

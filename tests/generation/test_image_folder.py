@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import PartialState
+from commands import contents
 from PIL import Image
 from torch import Tensor
 
@@ -58,10 +59,6 @@ def state() -> PartialState:
 
 def images_in(folder: Path) -> np.ndarray[Any, Any]:
     return np.stack([np.array(Image.open(path)) for path in sorted(folder.glob("*.png"))])
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def record_of(folder: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import refused
 from made_runs import add_grids, make_run
 from read_pages import data_of, figure_of, lines_of, text_of
 
@@ -170,16 +171,6 @@ def test_every_figure_says_how_to_read_it(page: Path) -> None:
 # Commands
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(["report", *arguments])
-    error = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert error.startswith("kairostep: error: ")
-    assert error.count("\n") == 1
-    return error.removeprefix("kairostep: error: ").strip()
-
-
 def test_the_command_writes_a_page(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["report", str(runs[0].parent), "-o", str(tmp_path / "page.html")])
     assert capsys.readouterr().out == f"open {tmp_path / 'page.html'}\n"
@@ -187,18 +178,21 @@ def test_the_command_writes_a_page(runs: list[Path], tmp_path: Path, capsys: pyt
     assert list(tmp_path.iterdir()) == [tmp_path / "page.html"]
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_what_the_command_refuses(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(runs[0])
     missing = str(tmp_path / "missing")
-    assert refused(capsys, missing).startswith(f"a report needs directories that exist, got {missing}")
-    assert refused(capsys, run, str(tmp_path)).startswith("a report needs run directories with a config.yaml")
-    assert refused(capsys, run, "-o", f"{missing}/page.html").startswith(
+    assert refused(capsys, "report", missing).startswith(f"a report needs directories that exist, got {missing}")
+    assert refused(capsys, "report", run, str(tmp_path)).startswith("a report needs run directories with a config.yaml")
+    assert refused(capsys, "report", run, "-o", f"{missing}/page.html").startswith(
         "the page must go to a file that can be written"
     )
-    assert refused(capsys, run, "-o", str(tmp_path)).startswith("the page must go to a file that can be written")
-    assert refused(capsys, "--watch", missing).startswith("a report needs directories that exist")
-    assert refused(capsys, "--watch", run, "--port", "99999").startswith("the port must be free, got 99999")
-    assert refused(capsys).startswith("the following arguments are required: RUN")
+    assert refused(capsys, "report", run, "-o", str(tmp_path)).startswith(
+        "the page must go to a file that can be written"
+    )
+    assert refused(capsys, "report", "--watch", missing).startswith("a report needs directories that exist")
+    assert refused(capsys, "report", "--watch", run, "--port", "99999").startswith("the port must be free, got 99999")
+    assert refused(capsys, "report").startswith("the following arguments are required: RUN")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -20,6 +20,7 @@ from kairostep.runs.directory import DirectoryLock, check, write_config
 from kairostep.runs.recorder import Recorder
 from kairostep.shares import share_of_process
 from kairostep.training.assembly import make_accelerator, make_batches, make_trainer, step_mode_of
+from kairostep.training.description import describe
 from kairostep.training.export import export
 from kairostep.training.initial_weights import load_initial_weights
 from kairostep.training.interruption import Interruption
@@ -80,23 +81,9 @@ class Run:
     @property
     def description(self) -> str:
         """Three lines on what this run does."""
-        config, step = self.config, self.trainer.step_number
-        num_parameters = sum(p.numel() for p in self.trainer.network.parameters()) / 1e6
-        parts = (config.process.name, config.prediction, config.weighting.name, config.sampler.name)
-        resumed = f"going on from step {step} to {config.steps}"
-        before = resumed if step < config.steps else f"{step} steps taken before"
-        start = before if step else f"{config.steps} steps"
-        if step and self.num_processes_before != self.accelerator.num_processes:
-            start += f", {self.num_processes_before} processes before"
-        held_out = f", {len(self.monitor.held_out[0])} held out" if self.monitor.held_out else ", none held out"
-        classes = f", {self.experiment.num_classes} classes" if self.experiment.num_classes else ""
-        return (
-            f"{config.data.name}: {len(self.experiment.dataset)} x {self.experiment.dataset.shape}{classes}{held_out}; "
-            f"{config.network.name} of {num_parameters:.2f}M parameters; {', '.join(map(str, parts))}\n"
-            f"{start}, {config.batch_size} images each, on {self.accelerator.num_processes} x "
-            f"{self.accelerator.device.type}, {config.precision}; run directory {self.directory}\n"
-            f"speed {self.step_mode.mode}: {self.step_mode.why}"
-        )
+        before = (self.trainer.step_number, self.num_processes_before)
+        num_held_out = len(self.monitor.held_out[0]) if self.monitor.held_out else 0
+        return describe(self.experiment, self.accelerator, self.step_mode, before, num_held_out)
 
     @property
     def notes(self) -> list[str]:
