@@ -146,7 +146,6 @@ def test_kid_is_that_of_torchmetrics() -> None:
     x, y = features(60, 16, 1), features(60, 16, 2)
     found = kernel_distance(x, y, subset_size=60)
     assert found.value == pytest.approx(float(torchmetrics_kid.poly_mmd(x, y)), rel=1e-10)
-    assert math.isnan(found.error)  # of one subset
 
 
 def test_kid_is_the_mean_over_subsets_that_share_no_row() -> None:
@@ -164,6 +163,20 @@ def test_kid_has_no_bias_and_its_error_is_its_spread() -> None:
     mean, spread, stated = spread_and_error(same, 200)
     assert abs(mean) < 4 * spread / math.sqrt(200)
     assert stated == pytest.approx(spread, rel=0.25)
+
+
+@pytest.mark.parametrize(("shift", "most"), [(0.0, 1.3), (0.3, 1.15), (1.0, 1.15)])
+def test_the_error_of_one_subset_is_its_spread(shift: float, most: float) -> None:
+    def drawn(seed: int) -> Estimate:
+        return kernel_distance(normal(60, 8, seed=2 * seed) + shift, normal(60, 8, seed=2 * seed + 1))
+
+    _, spread, stated = spread_and_error(drawn, 400)
+    assert 0.85 * spread < stated < most * spread  # a little more where the sets are alike: it is never 0
+    assert all(drawn(seed).error > 0 for seed in range(400))
+
+
+def test_two_rows_have_no_error() -> None:
+    assert math.isnan(kernel_distance(normal(2, 3), normal(2, 3, seed=1)).error)
 
 
 def test_kid_needs_two_rows() -> None:
