@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ import kairostep as ks
 from kairostep.ranks import sum_over_ranks
 from kairostep.registry import samplers
 from kairostep.timesteps import SamplerContext
+
+TAUGHT_STEPS = range(60)
 
 PROCESS, FLOW = ks.DiscreteProcess.linear(), ks.FlowProcess()
 
@@ -171,3 +174,14 @@ def gloo_rank(rank: int, folder: str) -> Iterator[None]:
 
 
 LEARNING = tuple(name for name in SAMPLERS if build(name, build_model()).learns)
+
+
+def build_taught(name: str, seed: int = 0) -> ks.TimestepSampler:
+    """Return a sampler that has seen `TAUGHT_STEPS`."""
+    model = build_model()
+    sampler = build(name, model, seed)
+    teach(sampler, model, TAUGHT_STEPS)
+    return sampler
+
+
+every_sampler = pytest.mark.parametrize("name", SAMPLERS)
