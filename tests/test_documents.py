@@ -65,6 +65,14 @@ def test_every_command_can_be_typed(words: tuple[str, ...]) -> None:
     check_command(list(words))
 
 
+def test_lines_of_code_that_the_method_page_quotes_stand_in_the_source() -> None:
+    source = " ".join(" ".join(file.read_text().split()) for file in (ROOT / "src").rglob("*.py"))
+    quoted = re.findall(r"`([^`]+)`", " ".join((ROOT / "docs/method.md").read_text().split()))
+    lines = [code for code in quoted if re.match(r"return |with |\w+(\[\w+\])?(: Tensor)? = |self\.\w+\(\w+,", code)]
+    assert len(lines) > 15
+    assert not [code for code in lines if code not in source]
+
+
 def test_a_wrong_command_would_be_noticed(capsys: pytest.CaptureFixture[str]) -> None:
     for line in (
         "kairostep train digits --sampler=adaptive --sampler.flor=0.2",

@@ -28,15 +28,6 @@ def sum_over_ranks(value: Tensor) -> Tensor:
     return total
 
 
-def max_over_ranks(value: Tensor) -> Tensor:
-    """Return the largest `value` of all ranks."""
-    if world_size() == 1:
-        return value
-    largest = value.clone()
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
-    return largest
-
-
 def gather_over_ranks(value: Tensor) -> Tensor:
     """Return every rank's `value`, stacked in the order of ranks: (...) -> (world_size, ...)."""
     if world_size() == 1:
@@ -69,12 +60,15 @@ def spread_rows(num: int, num_local: int, device: torch.device) -> Tensor:
     return position * (num_local * world_size()) // num - rank() * num_local
 
 
-def gather_spread_rows(values: Tensor, num: int) -> Tensor:
-    """Return (num, ...) of the values (num_local, ...) that all ranks have, spread evenly over all their rows."""
+def place_spread_rows(values: Tensor, num: int) -> Tensor:
+    """Return (num, ...) with this rank's part of rows spread evenly over those of all ranks, and 0 for other ranks'.
+
+    `values` (num_local, ...) are those of this rank's batch. The sum over ranks has all of them.
+    """
     own, rows = own_positions(num), spread_rows(num, len(values), values.device)
     spread = values.new_zeros(num, *values.shape[1:])
     spread[own.start : own.stop] = values[rows]
-    return sum_over_ranks(spread)
+    return spread
 
 
 def is_lost_rank(error: BaseException) -> bool:

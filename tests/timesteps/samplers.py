@@ -77,10 +77,10 @@ VARIANTS: dict[str, Build] = {
         ks.BetaPolicy.for_input(shape, 16), probing=ks.Probing(every=3), num_steps=50, as_published=True, seed=seed
     ),
     "gradient_variance": lambda model, seed, shape: ks.GradientVariance(
-        model.parameters(), num_bins=8, every=2, seed=seed
+        model.parameters(), num_bins=8, every=2, rows_per_gradient=8, seed=seed
     ),
     "gradient_variance_unbiased": lambda model, seed, shape: ks.GradientVariance(
-        model.parameters(), num_bins=8, every=1, unbiased=True, seed=seed
+        model.parameters(), num_bins=8, every=1, rows_per_gradient=8, unbiased=True, seed=seed
     ),
 }
 SAMPLERS: dict[str, Build] = {

@@ -36,9 +36,9 @@ def train_rows(sampler: ks.Adaptive, seed: int, num_updates: int, *, permuted: b
     generator = torch.Generator().manual_seed(seed)
     images, target = torch.randn(1024, 1, 4, 4, generator=generator), torch.randn(1024, generator=generator)
     learned = torch.zeros(1024)
-    pay = sampler.advantages
+    reward = sampler.reading.reward
     if permuted:
-        sampler.advantages = lambda r, *others: pay(r, *others)[torch.randperm(len(r), generator=generator)]  # type: ignore[method-assign]
+        sampler.reading.reward = lambda drops: reward(drops)[torch.randperm(drops.shape[1], generator=generator)]  # type: ignore[method-assign]
     for _ in range(num_updates):
         row = torch.randint(1024, (128,), generator=generator)
 

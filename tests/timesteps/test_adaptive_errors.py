@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import kairostep as ks
 from kairostep.timesteps.policy import MAX_CONCENTRATION, Beta
-from kairostep.timesteps.reinforce import reward_moments, summarise_rewards
+from kairostep.timesteps.reinforce import gather_findings
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,9 @@ def test_the_policy_stays_bounded_under_ten_thousand_adversarial_rewards(credit:
     times = torch.rand(10_000, 4, generator=torch.Generator().manual_seed(0))
     for step, t in enumerate(times):
         greed = (t if step < 6000 else 1 - t) * 10.0 ** (step % 35 - 20)  # for one end, then for the other
-        summary = summarise_rewards(reward_moments(greed, valid)[None])
-        gradient = sampler.policy_gradient(x0, t, sampler.advantages(greed, valid, summary), valid.sum())
+        slopes = sampler.slopes(x0, t, greed, valid)
+        found = gather_findings(torch.zeros(0), greed, valid, 0, slopes, torch.zeros(0, 2))
+        gradient = sampler.policy_gradient(found)
         sampler.optimizer.step(sampler.policy, gradient, torch.tensor(True))
     distribution: Beta = sampler.policy(x0)
     for values in (distribution.a.detach(), distribution.b.detach()):

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import kairostep as ks
 from kairostep.timesteps.policy import MAX_CONCENTRATION
-from kairostep.timesteps.reinforce import reward_moments, summarise_rewards
+from kairostep.timesteps.reinforce import gather_findings, payment, reward_moments, summarise_rewards
 
 
 def test_the_vlb_drop_is_the_drop_of_the_gaussian_kl() -> None:
@@ -170,13 +170,44 @@ def test_under_the_bound_of_cosine_one_timestep_is_selected_nearly_always() -> N
 
 def test_raw_rewards_are_paid_as_they_are() -> None:
     rewards, valid = torch.tensor([0.3, -0.1, 0.0, 0.5]), torch.tensor([1.0, 1.0, 0.0, 1.0])
-    raw = ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(standardised=False))
     summary = summarise_rewards(reward_moments(rewards, valid)[None])
-    assert torch.equal(raw.advantages(rewards, valid, summary), rewards)
-    batch = ks.Adaptive(ks.ConstantBeta(), probing=ks.Probing(standardised=False, credit="batch"))
-    assert_close(batch.advantages(rewards, valid, summary), 0.7 / 3 * valid)
-    usual = ks.Adaptive(ks.ConstantBeta()).advantages(rewards, valid, summary)
-    assert_close(usual.sum(), torch.tensor(0.0), rtol=0, atol=1e-6)
+
+    def paid(baseline: Tensor | None, *, standardised: bool) -> Tensor:
+        scale, shift = payment(summary, baseline, torch.tensor(True), standardised=standardised)
+        return scale * rewards + shift * valid
+
+    assert torch.equal(paid(None, standardised=False), rewards)
+    assert_close(paid(torch.zeros(2), standardised=False), 0.7 / 3 * valid)
+    usual = paid(None, standardised=True)
+    assert_close(usual[valid > 0], (rewards[valid > 0] - 0.7 / 3) / rewards[valid > 0].std(correction=0))
+    assert float(usual[2]) == 0
+
+
+@pytest.mark.parametrize(("credit", "as_published"), [("sample", False), ("batch", False), ("sample", True)])
+def test_the_policy_moves_by_the_gradient_of_what_its_draws_are_paid(credit: str, as_published: bool) -> None:
+    """Equation 13 in one piece: the sampler sums its three gradients only once all ranks have told their rewards."""
+    torch.manual_seed(0)
+    policy = ks.BetaPolicy.for_input((4,), hidden=8)
+    sampler = ks.Adaptive(policy, probing=ks.Probing(credit=credit), entropy=0.3, as_published=as_published)
+    sampler.baseline.copy_(torch.tensor([0.1, 0.04]))
+    sampler.optimizer.num_updates.fill_(3)
+    x0, t, rewards = torch.randn(16, 4), 0.1 + 0.8 * torch.rand(16), torch.randn(16)
+    slopes = sampler.slopes(x0, t, rewards, torch.ones(16))
+    found = gather_findings(torch.zeros(0), rewards, torch.ones(16), 0, slopes, torch.zeros(0, 2))
+
+    beta = sampler.distribution(x0)
+    u = (t * 1000 - 0.5) / 999 if as_published else t
+    log_prob = sampler.log_prob(beta, u)
+    if as_published:
+        objective = log_prob * (rewards + 0.3 * beta.entropy())
+    else:
+        advantages = (rewards - rewards.mean()) / rewards.std(correction=0)
+        if credit == "batch":
+            surprise = rewards.mean() - 0.1
+            advantages = (surprise / (0.9 * 0.04 + 0.1 * surprise.square()).sqrt()).expand(16)
+        objective = log_prob * advantages + 0.3 * beta.entropy()
+    expected = torch.autograd.grad(-objective.mean(), list(policy.parameters()))
+    assert_close(sampler.policy_gradient(found), torch.cat([g.flatten() for g in expected]), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(("a", "b"), [(1.0, 1.0), (3.0, 0.7)])

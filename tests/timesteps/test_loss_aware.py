@@ -127,9 +127,9 @@ def test_info_noise_averages_by_its_decay_per_loss() -> None:
 
 @pytest.mark.parametrize("rows_per_gradient", [1, 4])
 def test_gradient_variance_is_the_trace_of_the_covariance_of_row_gradients(rows_per_gradient: int) -> None:
-    """A linear model's row gradients are known; the estimate from groups of rows has the same expectation."""
+    """A linear model's row gradients are known; the estimate from pairs of groups has the same expectation."""
     torch.manual_seed(0)
-    model, x0 = nn.Linear(3, 1, bias=False), torch.randn(4000, 3)
+    model, x0 = nn.Linear(3, 1, bias=False), torch.randn(4003, 3)  # the last rows fill no pair
     sampler = ks.GradientVariance(model.parameters(), num_bins=2, every=1, rows_per_gradient=rows_per_gradient)
 
     def loss_at(rows: Tensor, t: Tensor) -> Tensor:
@@ -137,13 +137,15 @@ def test_gradient_variance_is_the_trace_of_the_covariance_of_row_gradients(rows_
 
     for _ in range(2):
         drawn = sampler.sample(x0)
-        with sampler.observe(x0, drawn, torch.zeros(4000), loss_at):
+        with sampler.observe(x0, drawn, torch.zeros(4003), loss_at):
             pass
-    expected = torch.stack([(x0 * scale).var(0).sum() for scale in (1.5, 2.5)])
-    tolerance = 1e-4 if rows_per_gradient == 1 else 0.1
-    assert_close(sampler.variance, expected, rtol=tolerance, atol=0)
-    assert_close(sampler.density(2), expected / expected.sum(), rtol=tolerance, atol=0)
-    assert int(sampler.diagnostics()["probe_evaluations"]) == 2 * 4000
+    used = 4002 if rows_per_gradient == 1 else 4000
+    groups = x0[:used].view(-1, 2, rows_per_gradient, 3).mean(2)  # (pairs, 2, 3)
+    between = (groups[:, 0] - groups[:, 1]).square().sum(1).mean() * rows_per_gradient / 2
+    assert_close(sampler.variance, torch.stack([between * scale**2 for scale in (1.5, 2.5)]), rtol=1e-5, atol=0)
+    assert_close(sampler.variance, torch.stack([(x0 * scale).var(0).sum() for scale in (1.5, 2.5)]), rtol=0.1, atol=0)
+    assert_close(sampler.density(2), torch.tensor([2.25, 6.25]) / 8.5, rtol=1e-5, atol=0)
+    assert int(sampler.diagnostics()["probe_evaluations"]) == 2 * used
     assert model.weight.grad is None
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kairostep.checks import below_one, choice, count, nonnegative
-from kairostep.ranks import gather_spread_rows, world_size
+from kairostep.ranks import place_spread_rows, world_size
 from kairostep.registry import samplers
 from kairostep.timesteps.context import SamplerContext
 from kairostep.timesteps.draws import Draws
@@ -28,14 +28,13 @@ from kairostep.timesteps.probes import (
 from kairostep.timesteps.published import Published
 from kairostep.timesteps.reading import Reading
 from kairostep.timesteps.reinforce import (
+    Findings,
     PolicyOptimizer,
-    RewardSummary,
     check_reward_weight,
-    compare_with_baseline,
     gather_findings,
-    gradient_over_ranks,
     keep_finite,
-    standardise_rewards,
+    payment,
+    policy_slopes,
 )
 from kairostep.timesteps.sampler import LossAt, Timesteps, TimestepSampler, learns_from_step
 from kairostep.timesteps.selection import DropQueue
@@ -242,46 +241,47 @@ class Adaptive(TimestepSampler):
         swept = torch.zeros_like(self.queue.sweep_t).index_copy(0, probe.swept, drop[:num_swept])
         weighted = drop[num_swept:] * self.reward_weight(probe.t[num_swept:])
         rewards, valid = keep_finite(self.reading.reward(weighted.view(len(self.queue.selected), len(probe.paid))))
-        found = gather_findings(swept, rewards, valid, 2 * len(drop))
+        slopes = self.slopes(x0[probe.paid], drawn.t[probe.paid], rewards, valid)
+        latest = place_spread_rows(self.concentrations(x0), NUM_REMEMBERED)
+        found = gather_findings(swept, rewards, valid, 2 * len(drop), slopes, latest)
         pushed = self.queue.push(found.drops, self.reward_weight(self.queue.step_t), update % len(self.queue.drops))
-        advantages = self.advantages(rewards, valid, found.rewards)
-        gradient = self.policy_gradient(x0[probe.paid], drawn.t[probe.paid], advantages, found.num_paid)
-        stepped = self.optimizer.step(self.policy, gradient, usable=found.rewards.num > 0)
+        stepped = self.optimizer.step(self.policy, self.policy_gradient(found), usable=found.rewards.num > 0)
         self.num_skipped += (found.num_paid - found.rewards.num).long() + ~pushed + ~stepped
         self.num_probes += found.num_evaluations.long()
-        self.remember(x0)
+        self.latest.copy_(found.latest if self.uses_x0 else self.concentrations(x0[:1]))
 
-    def advantages(self, rewards: Tensor, valid: Tensor, summary: RewardSummary) -> Tensor:
-        """Return what each draw is paid (R,): 0 where its reward is not valid (0 or 1), or all rewards are alike."""
-        self.reward.copy_(torch.stack([summary.mean, summary.spread]))
-        if self.probing.credit == "sample":
-            return standardise_rewards(rewards, valid, summary) if self.standardised else rewards
-        if not self.standardised:
-            return summary.mean * valid
-        first = self.optimizer.num_updates == 0
-        surprise, baseline = compare_with_baseline(summary.mean, self.baseline, first)
-        self.baseline.copy_(torch.where(summary.num > 0, baseline, self.baseline))
-        return surprise * valid
-
-    def policy_gradient(self, x0: Tensor, t: Tensor, advantages: Tensor, num_rows: Tensor) -> Tensor:
+    def policy_gradient(self, found: Findings) -> Tensor:
         """Return the gradient (P,) of the policy's loss over the rows of all ranks (Eq. 13, Algorithm 1 line 8)."""
+        self.reward.copy_(torch.stack([found.rewards.mean, found.rewards.spread]))
+        baseline = None if self.probing.credit == "sample" else self.baseline
+        first = self.optimizer.num_updates == 0
+        scale, shift = payment(found.rewards, baseline, first, standardised=self.standardised)
+        by_reward, by_draw, by_bonus = found.slopes.unbind()
+        return -(scale * by_reward + shift * by_draw + by_bonus) / found.num_paid
+
+    def slopes(self, x0: Tensor, t: Tensor, rewards: Tensor, valid: Tensor) -> Tensor:
+        """Return this rank's gradients of log pi times reward, of log pi, and of the entropy bonus, (3, P).
+
+        What a reward pays is known once all ranks have told theirs. `policy_gradient` combines the three then, so that
+        one message does.
+        """
         if len(x0) == 0:  # policies of your own may not know what to do with it
-            return gradient_over_ranks(self.policy, advantages, num_rows)
+            return torch.zeros(3, len(self.optimizer.rates), device=rewards.device)
         with torch.enable_grad():
             beta = self.distribution(x0)
             log_prob = self.log_prob(beta, self.reading.to_u(t, self.num_steps))
-            objective = self.reading.policy_objective(log_prob, advantages, beta, self.entropy)
-            return gradient_over_ranks(self.policy, objective, num_rows)
+            bonus = self.reading.entropy_bonus(log_prob, beta, self.entropy)
+            return policy_slopes(self.policy, rewards * log_prob, valid * log_prob, bonus)
 
     @torch.no_grad()
-    def remember(self, x0: Tensor) -> None:
-        """Keep a and b for rows spread over the batch of all ranks: `density()` averages over them."""
+    def concentrations(self, x0: Tensor) -> Tensor:
+        """Return a and b for each row of x0, (B, 2)."""
         beta = self.distribution(x0)
-        self.latest.copy_(gather_spread_rows(torch.stack([beta.a, beta.b], dim=1).float(), NUM_REMEMBERED))
+        return torch.stack([beta.a, beta.b], dim=1).float()
 
     # What can be asked
     def density(self, num_bins: int = 100) -> Tensor:
-        """Return where the draws go now, over the rows of the latest probed batch: (num_bins,), summing to 1."""
+        """Return where the draws of the latest probed batch went, (num_bins,), or where they go if x0 is ignored."""
         edges = torch.arange(1, num_bins, dtype=torch.float32, device=self.latest.device) / num_bins
         u = self.reading.to_u(edges, self.num_steps).clamp(0, 1)
         learned = Beta(*self.latest.unbind(1)).cdf(u).mean(0)  # (num_bins - 1,)

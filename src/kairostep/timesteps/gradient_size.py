@@ -6,8 +6,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kairostep.ranks import sum_over_ranks, world_size
-
 Metric = Literal["plain", "half", "adam"]
 
 
@@ -47,12 +45,9 @@ def squared_size(gradients: Sequence[Tensor], optimizer: torch.optim.Optimizer, 
     return _squared_norm(scale_gradients(gradients, optimizer, metric))
 
 
-def squared_size_over_ranks(gradients: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> Tensor:
-    """Return the squared size of the sum of all ranks' gradients, which is one message as long as the gradient."""
-    scaled = scale_gradients(gradients, optimizer)
-    if world_size() > 1:
-        scaled = [sum_over_ranks(torch.cat([gradient.flatten() for gradient in scaled]))]
-    return _squared_norm(scaled)
+def scaled_gradient(gradients: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> Tensor:
+    """Return a gradient (P,) whose plain norm is its size in the optimizer's metric: those of several ranks add up."""
+    return torch.cat([gradient.flatten() for gradient in scale_gradients(gradients, optimizer)])
 
 
 def _squared_norm(gradients: list[Tensor]) -> Tensor:

@@ -24,8 +24,9 @@ class GradientVariance(TableSampler):
 
     Kim et al. show that it fails. They name p_t ~ Var[grad L_t] over x0 and noise, and no estimator. This one is the
     trace of the covariance of a single row's gradient, E|g|^2 - |E g|^2, at the centre of each bin, of the loss as it
-    is trained (no extra c_t). Draws are uniform until each bin has been measured once. From then on density / uniform
-    stays between `floor` and (1 - floor) num_bins + floor.
+    is trained (no extra c_t): the squared difference between the mean gradients of two groups of n rows is 2 / n of it
+    on average. Draws are uniform until each bin has been measured once. From then on density / uniform stays between
+    `floor` and (1 - floor) num_bins + floor.
 
     `loss_at` must be differentiable. Under DDP let it call the wrapped `model.module`.
 
@@ -33,9 +34,9 @@ class GradientVariance(TableSampler):
         parameters: The parameters whose gradients are measured.
         num_bins: Equal bins of [0, 1].
         every: Steps between measurements. Each measures one bin, in turn, by one forward and backward of the batch.
-        rows_per_gradient: Rows of the current batch that one gradient is taken over, at most half of them. With several
-            ranks it must divide the rows of each: no gradient is taken over rows of two. A smaller batch later, as the
-            last of an epoch, may end with a smaller group.
+        rows_per_gradient: Rows of the current batch that one gradient is taken over, at most half of them. Two such
+            groups are compared, so that with several ranks twice as many must divide the rows of each. Rows that fill
+            no pair of groups are left out.
         decay: Of the running mean of a bin's variance, per measurement.
         floor: Share of draws that stay uniform.
         unbiased: Weight by 1/density.
@@ -48,7 +49,7 @@ class GradientVariance(TableSampler):
     num_measured: Tensor  # (K,)
     num_skipped: Tensor  # ()
     num_probes: Tensor  # () network evaluations, over all ranks
-    fits_ranks: bool = False  # whether `rows_per_gradient` was found to divide the rows of this rank
+    fits_ranks: bool = False  # whether pairs of groups were found to fill the rows of this rank
 
     def __init__(
         self,
@@ -106,41 +107,36 @@ class GradientVariance(TableSampler):
                 "this sampler is a copy, and copies leave the parameters of the model behind: make a "
                 "GradientVariance(model.parameters()) and give it the copy's state by load_state_dict"
             )
-        rows = torch.arange(len(x0), device=x0.device)
-        rows_per_gradient = self.group_size(len(x0))
-        num_gradients = square = total = torch.zeros((), dtype=torch.float32, device=x0.device)
-        for chunk in torch.split(rows, rows_per_gradient):
-            t = self.variance.new_full((len(chunk),), (bin_ + 0.5) / len(self.variance))
-            losses = check_losses(loss_at(chunk, t), chunk)
-            if not losses.requires_grad:
-                raise ValueError("GradientVariance needs a differentiable loss_at: take it out of torch.no_grad()")
-            gradients = torch.autograd.grad(losses.mean(), parameters, materialize_grads=True)
-            gradient = torch.cat([g.detach().flatten().float() for g in gradients])  # (P,)
-            num_gradients = num_gradients + 1
-            square = square + len(chunk) * gradient.square().sum()
-            total = total + len(chunk) * gradient
-        num_rows = torch.full_like(square, len(x0))
-        summed = sum_over_ranks(torch.cat([torch.stack([num_gradients, num_rows, square]), total]))
-        num_gradients, num_rows, square = summed[:3]
-        between = square - summed[3:].square().sum() / num_rows
-        return between / (num_gradients - 1), num_rows
+        size = self.group_size(len(x0))
+        t = self.variance.new_full((size,), (bin_ + 0.5) / len(self.variance))
+        num_pairs = len(x0) // (2 * size)
+        sums = self.variance.new_zeros(3)  # of variances, pairs and rows
+        for pair in torch.arange(num_pairs * 2 * size, device=x0.device).view(num_pairs, 2, size):
+            first, second = (group_gradient(loss_at, rows, t, parameters) for rows in pair)
+            variance = (first - second).square().sum() * (size / 2)
+            sums += torch.stack([variance, torch.ones_like(variance), torch.full_like(variance, 2 * size)])
+        variance, num, num_rows = sum_over_ranks(sums)
+        return variance / num, num_rows
 
     def group_size(self, num_rows: int) -> int:
         """Return how many rows a gradient is taken over, for `num_rows` on each rank: as one rank would with all."""
         size = min(self.rows_per_gradient, max(1, num_rows * world_size() // 2))
         if world_size() == 1 or self.fits_ranks:
             return size
-        if num_rows % size:
+        if num_rows % (2 * size):
+            fix = "an even number of rows for each rank"
+            if num_rows % 2 == 0:
+                fix = f"rows_per_gradient={math.gcd(size, num_rows // 2)}"
             raise ValueError(
-                f"rows_per_gradient must divide the {num_rows} rows of each of {world_size()} ranks, got {size}: "
-                f"pass rows_per_gradient={math.gcd(size, num_rows)}"
+                f"2 * rows_per_gradient must divide the {num_rows} rows of each of {world_size()} ranks, got {size}: "
+                f"pass {fix}"
             )
         self.fits_ranks = True
         return size
 
     @torch.no_grad()
     def record(self, bin_: int, variance: Tensor, num_rows: Tensor) -> None:
-        """Move the bin's variance toward the measured one. Skip it if it is not finite or of one gradient."""
+        """Move the bin's variance toward the measured one. Skip it if it is not finite or of no pair."""
         finite = variance.abs() < LARGEST**2
         keep = self.decay * (self.num_measured[bin_] > 0).float()
         new = torch.lerp(variance.clamp(min=0), self.variance[bin_], keep)
@@ -164,3 +160,12 @@ class GradientVariance(TableSampler):
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the network evaluations spent on probes and how many of them gave no finite variance."""
         return {"probe_evaluations": self.num_probes, "skipped_probes": self.num_skipped}
+
+
+def group_gradient(loss_at: LossAt, rows: Tensor, t: Tensor, parameters: list[nn.Parameter]) -> Tensor:
+    """Return the gradient (P,) of the mean loss of rows (n,) at t (n,); raise unless it can be differentiated."""
+    losses = check_losses(loss_at(rows, t), rows)
+    if not losses.requires_grad:
+        raise ValueError("GradientVariance needs a differentiable loss_at: take it out of torch.no_grad()")
+    gradients = torch.autograd.grad(losses.mean(), parameters, materialize_grads=True)
+    return torch.cat([g.detach().flatten().float() for g in gradients])

@@ -15,7 +15,7 @@ from kairostep.registry import samplers
 from kairostep.timesteps.bin_means import BinMeans
 from kairostep.timesteps.context import SamplerContext
 from kairostep.timesteps.draw_table import TableSampler
-from kairostep.timesteps.gradient_size import signed_size, squared_size_over_ranks, trained_parameters
+from kairostep.timesteps.gradient_size import scaled_gradient, signed_size, trained_parameters
 from kairostep.timesteps.histogram import with_floor
 from kairostep.timesteps.noise import noise_savings
 from kairostep.timesteps.probes import Borrowed, check_losses, probe_randomness
@@ -122,7 +122,7 @@ class LeastNoise(TableSampler):
 
         Its times lie in the bin whose turn it is. The gradient of the losses with random signs has the size of all
         rows' gradients, since products between rows cancel on average: one backward pass of a few rows is enough. One
-        rank holds these rows, or several do; the gradients of several are summed.
+        rank holds these rows, or several may: then the size is 0, and their gradient follows, (3 + P,).
         """
         optimizer = self._named_optimizer()
         rows = self.probed_rows(len(x0), number)
@@ -132,14 +132,14 @@ class LeastNoise(TableSampler):
         t = (self.probed_bin(number) + random.uniform()) / self.num_bins
         signs = torch.where(random.uniform() < 0.5, -1.0, 1.0)
         measure = getattr(loss_at, "gradient_size", None)  # of the built-in trainer, whose ranks have equal batches
+        losses, size, gradient = t, t.new_zeros(()), t.new_empty(0)  # of no rows
         if world_size() > 1 and (measure is None or len(x0) % self.rows_per_probe):
-            losses, size = gradient_size_over_ranks(loss_at, optimizer, index, t, signs)
+            losses, gradient = signed_gradient(loss_at, optimizer, index, t, signs)
         elif rows:
             losses, size = (measure or partial(gradient_size, loss_at, optimizer))(index, t, signs)
-        else:
-            losses, size = t, t.sum()
-        moments = self._moments(t, losses.float()).sum()
-        return torch.stack([size.float(), moments.to(size.device).float(), torch.full_like(size, len(rows)).float()])
+        moments = self._moments(t, losses.float()).sum().to(size.device)
+        found = torch.stack([size.float(), moments.float(), torch.full_like(size, len(rows)).float()])
+        return torch.cat([found, gradient.float()])
 
     def probed_bin(self, number: int) -> int:
         """Return the bin of a probe. A sweep spreads its probes over t; the next one has those in between."""
@@ -154,8 +154,9 @@ class LeastNoise(TableSampler):
 
     @torch.no_grad()
     def record_probe(self, number: int, probed: Tensor) -> None:
-        """Take in the sum (3,) of what `probe` returns on all ranks; what is not finite is skipped and counted."""
-        size, moments, num_rows = probed
+        """Take in the sum of what `probe` returns on all ranks; what is not finite is skipped and counted."""
+        size, moments, num_rows = probed[:3]
+        size = size + probed[3:].square().sum()
         self.num_probes += num_rows.long()
         size, loss = size / num_rows, moments / num_rows / loss_moments(self.squares).mean().clamp(min=1e-30)
         usable = (size < LARGEST) & (loss < LARGEST) & (size > 0) & (loss > 0)
@@ -178,7 +179,7 @@ class LeastNoise(TableSampler):
     def record(self, t: Tensor, losses: Tensor, probed: tuple[int, Tensor] | None = None) -> None:
         """Take in the losses (B,) at t (B,), and change the density if it is time.
 
-        The number of a probe and what this rank found in it, (3,), travel in the same message.
+        The number of a probe and what this rank found in it travel in the same message.
         """
         num_steps = self.steps.advance()
         self.num_shown = len(t) * world_size()
@@ -238,17 +239,16 @@ def gradient_size(
     return losses.detach(), signed_size(losses, signs.to(losses), optimizer)
 
 
-def gradient_size_over_ranks(
+def signed_gradient(
     loss_at: LossAt, optimizer: torch.optim.Optimizer, rows: Tensor, t: Tensor, signs: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses of this rank's rows, if any, and the size of all ranks' summed gradients; 0 but on rank 0."""
+    """Return the losses of this rank's rows, if any, and their gradient (P,) with these signs, scaled."""
     parameters, losses = trained_parameters(optimizer), t
     gradients: Sequence[Tensor] = [torch.zeros_like(p) for p in parameters]
     if len(rows):
         losses = differentiable(loss_at, rows, t)
         gradients = torch.autograd.grad((signs.to(losses) * losses).sum(), parameters, materialize_grads=True)
-    size = squared_size_over_ranks(gradients, optimizer)
-    return losses.detach(), size if rank() == 0 else torch.zeros_like(size)
+    return losses.detach(), scaled_gradient(gradients, optimizer)
 
 
 def differentiable(loss_at: LossAt, rows: Tensor, t: Tensor) -> Tensor:

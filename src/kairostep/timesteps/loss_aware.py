@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kairostep.checks import count, function, positive, positive_share, renamed_arguments
-from kairostep.ranks import gather_over_ranks, max_over_ranks, world_size
+from kairostep.ranks import gather_over_ranks, world_size
 from kairostep.registry import samplers
 from kairostep.timesteps.bin_means import BinMeans
 from kairostep.timesteps.context import SamplerContext
@@ -39,7 +39,7 @@ class LossSecondMoment(TableSampler):
     losses: Tensor  # (K, history), a ring per bin
     num_seen: Tensor  # (K,)
     num_skipped: Tensor  # ()
-    num_gathered: int = 0  # losses that each rank sends of a step, agreed on at the first
+    num_gathered: int = 0  # losses that each rank sends of a step, known after the first
 
     @renamed_arguments(uniform_prob="floor")
     def __init__(
@@ -89,15 +89,20 @@ class LossSecondMoment(TableSampler):
     def gather(self, index: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
         """Return bins and losses (B,) of all ranks, in their order, by one small message: (N,) each.
 
-        At the first step ranks agree on how many losses each sends. A batch that is smaller later, as the last of an
-        epoch, is filled up with losses of no bin, K + 1; of one that is larger the last losses are sent.
+        The first message of a process has room for all losses that the rings remember, and says how many it holds:
+        later ones are as long as the largest of them. A batch that is smaller, as the last of an epoch, is filled up
+        with losses of no bin, K + 1; of one that is larger the last losses are sent.
         """
         if world_size() == 1:
             return index, losses
-        self.num_gathered = self.num_gathered or int(max_over_ranks(torch.full_like(index[0], len(index))))
-        own = losses.new_full((2, self.num_gathered), len(self.losses) + 1)
-        own[:, : len(losses)] = torch.stack([index.to(losses.dtype), losses])[:, -self.num_gathered :]
-        index_of_all, losses_of_all = gather_over_ranks(own).transpose(0, 1).flatten(1)
+        room = self.num_gathered or self.losses.numel()
+        message = losses.new_full((2, 1 + room), len(self.losses) + 1)
+        message[:, 0] = len(losses)
+        message[:, 1 : 1 + len(losses)] = torch.stack([index.to(losses.dtype), losses])[:, -room:]
+        messages = gather_over_ranks(message)  # (W, 2, 1 + room)
+        if not self.num_gathered:
+            self.num_gathered = min(room, int(messages[:, 0, 0].max()))
+        index_of_all, losses_of_all = messages[:, :, 1:].transpose(0, 1).flatten(1)
         return index_of_all.long(), losses_of_all
 
     def learned_mass(self) -> Tensor:

@@ -60,6 +60,6 @@ class Published(Reading):
         """Return the reward of each row from its weighted drops (|S|, R) at the selected timesteps."""
         return super().reward(drops) * (len(drops) / math.log(2))  # the sum over S, in bits
 
-    def policy_objective(self, log_prob: Tensor, advantages: Tensor, beta: Beta, entropy: float) -> Tensor:
-        """Return what the policy maximises, (R,): gradients flow through the entropy in the reward as well."""
-        return log_prob * (advantages + entropy * beta.entropy())
+    def entropy_bonus(self, log_prob: Tensor, beta: Beta, entropy: float) -> Tensor:
+        """Return the entropy as a part of the reward, (R,): gradients flow through both factors."""
+        return log_prob * (entropy * beta.entropy())

@@ -61,7 +61,7 @@ class Reading:
         """Return the reward of each row from its weighted drops (|S|, R) at the selected timesteps."""
         return drops.mean(0)  # (R,), Eq. 14
 
-    def policy_objective(self, log_prob: Tensor, advantages: Tensor, beta: Beta, entropy: float) -> Tensor:
-        """Return what the policy maximises, (R,), where `entropy` is the coefficient of its bonus."""
-        objective: Tensor = log_prob * advantages + entropy * beta.entropy_with_exact_slope()
-        return objective
+    def entropy_bonus(self, log_prob: Tensor, beta: Beta, entropy: float) -> Tensor:
+        """Return what the policy maximises besides its rewards, (R,), where `entropy` is the coefficient."""
+        bonus: Tensor = entropy * beta.entropy_with_exact_slope()
+        return bonus

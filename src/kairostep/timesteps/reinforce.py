@@ -49,25 +49,33 @@ class Findings:
     rewards: RewardSummary
     num_paid: Tensor  # () rows with a reward, valid or not
     num_evaluations: Tensor  # () of the network
+    slopes: Tensor  # (3, P) of the policy's objective: see `policy_slopes`
+    latest: Tensor  # (N, 2) a and b of rows of the batch
 
 
-def gather_findings(drops: Tensor, rewards: Tensor, valid: Tensor, num_evaluations: int) -> Findings:
-    """Return the findings of all ranks, by one message of a few numbers per rank.
+def gather_findings(
+    drops: Tensor, rewards: Tensor, valid: Tensor, num_evaluations: int, slopes: Tensor, latest: Tensor
+) -> Findings:
+    """Return the findings of all ranks, by one message.
 
     Args:
         drops: (M,), 0 where another rank swept.
         rewards: (R,) of this rank's rows, 0 where not valid.
         valid: (R,), 0 or 1.
         num_evaluations: Of the network, by this rank.
+        slopes: (3, P) of this rank's rows.
+        latest: (N, 2), 0 for rows of other ranks.
     """
     moments = reward_moments(rewards, valid)
     counts = [torch.full_like(moments[0], num) for num in (len(rewards), num_evaluations)]
     slots = moments.new_zeros(world_size(), 5)  # one for each rank: adding them up gathers them
     slots[rank()] = torch.cat([moments, torch.stack(counts)])
-    message = sum_over_ranks(torch.cat([drops, slots.flatten()]))
-    slots = message[len(drops) :].view_as(slots)
+    parts = (drops, slots, slopes, latest)
+    message = sum_over_ranks(torch.cat([part.flatten() for part in parts]))
+    sums = torch.split(message, [part.numel() for part in parts])
+    drops, slots, slopes, latest = (some.view_as(part).to(part) for some, part in zip(sums, parts, strict=True))
     num_paid, num_evaluated = slots[:, 3:].sum(0)
-    return Findings(message[: len(drops)].to(drops), summarise_rewards(slots[:, :3]), num_paid, num_evaluated)
+    return Findings(drops, summarise_rewards(slots[:, :3]), num_paid, num_evaluated, slopes, latest)
 
 
 def reward_moments(rewards: Tensor, valid: Tensor) -> Tensor:
@@ -86,10 +94,27 @@ def summarise_rewards(moments: Tensor) -> RewardSummary:
     return RewardSummary(num, mean, ((squares + between).sum() / num.clamp(min=1)).sqrt())
 
 
-def standardise_rewards(rewards: Tensor, valid: Tensor, summary: RewardSummary) -> Tensor:
-    """Return how far each reward (R,) lies above the mean, in spreads: 0 where not valid, or all rewards are alike."""
-    spread, around = summary.spread, (rewards - summary.mean) * valid
-    return torch.where(spread > 0, around / spread, 0.0)
+def payment(
+    summary: RewardSummary, baseline: Tensor | None, first: Tensor, *, standardised: bool
+) -> tuple[Tensor, Tensor]:
+    """Return scale and shift, (), from the reward of a draw to what it is paid: nothing if all are alike.
+
+    Args:
+        summary: Of the rewards of all ranks.
+        baseline: Where all draws are paid alike, for the mean reward, what it is compared with, (2,), which is brought
+            up to date. None pays each draw for its own reward.
+        first: Whether there is no baseline yet, ().
+        standardised: In spreads above what was expected, or as rewards are.
+    """
+    nothing = torch.zeros_like(summary.mean)
+    if baseline is None:
+        scale = torch.where(summary.spread > 0, 1 / summary.spread, 0.0) if standardised else nothing + 1
+        return scale, -summary.mean * scale if standardised else nothing
+    if not standardised:
+        return nothing, summary.mean
+    surprise, updated = compare_with_baseline(summary.mean, baseline, first)
+    baseline.copy_(torch.where(summary.num > 0, updated, baseline))
+    return nothing, surprise
 
 
 def compare_with_baseline(mean: Tensor, baseline: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,17 +132,13 @@ def compare_with_baseline(mean: Tensor, baseline: Tensor, first: Tensor) -> tupl
     return torch.where(variance > 0, surprise / variance.sqrt(), 0.0), updated
 
 
-def gradient_over_ranks(policy: nn.Module, objective: Tensor, num_rows: Tensor) -> Tensor:
-    """Return the gradient (P,) of minus the mean of the objective over the `num_rows` () of all ranks.
-
-    This rank has (R,) of them, or none.
-    """
-    parameters = list(policy.parameters())
-    if len(objective) == 0:
-        return sum_over_ranks(torch.cat([torch.zeros_like(p).flatten().float() for p in parameters]))
-    loss = -objective.sum() / num_rows
-    gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
-    return sum_over_ranks(torch.cat([g.flatten().float() for g in gradients]))
+def policy_slopes(policy: nn.Module, *objectives: Tensor) -> Tensor:
+    """Return the gradient (P,) of the sum of each objective (R,) by the policy's parameters: (num_objectives, P)."""
+    parameters, slopes = list(policy.parameters()), []
+    for objective in objectives:
+        gradients = torch.autograd.grad(objective.sum(), parameters, retain_graph=True, materialize_grads=True)
+        slopes.append(torch.cat([g.flatten().float() for g in gradients]))
+    return torch.stack(slopes)
 
 
 class PolicyOptimizer(nn.Module):
