@@ -21,7 +21,7 @@ CASES: dict[str, tuple[str, ...]] = {
         name: (f"--sampler={name}",)
         for name in (
             *("uniform", "logit_normal", "mode", "log_normal_sigma", "laplace", "speed", "loss_second_moment"),
-            *("root_loss", "infonoise", "gradient_variance", "adaptive"),
+            *("root_loss", "infonoise", "least_noise", "gradient_variance", "adaptive"),
         )
     },
     "beta": ("--sampler=beta", "--sampler.a=2.0", "--sampler.b=1.5"),

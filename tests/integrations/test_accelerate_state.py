@@ -149,6 +149,18 @@ def test_a_folder_without_the_sampler_is_refused(tmp_path: Path) -> None:
         accelerator.load_state(str(tmp_path))
 
 
+def test_a_sampler_that_a_folder_need_not_have_starts_afresh_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    accelerator = Accelerator(cpu=True)
+    accelerator.save_state(str(tmp_path))
+    sampler = Accelerated(ks.RootLoss(), accelerator, required=False)
+    before = {key: value.clone() for key, value in sampler.sampler.state_dict().items()}
+    accelerator.load_state(str(tmp_path))
+    assert caplog.messages == [f"{tmp_path} was saved without a timestep sampler: it starts afresh"]
+    assert all(torch.equal(value, before[key]) for key, value in sampler.sampler.state_dict().items())
+
+
 def test_the_state_of_another_sampler_is_refused(tmp_path: Path) -> None:
     first, second = Accelerator(cpu=True), Accelerator(cpu=True)
     Accelerated(ks.RootLoss(num_bins=4), first)

@@ -113,6 +113,20 @@ def run_rank(rank: int, folder: str, port: int) -> None:
     leave_group()
 
 
+def test_a_checkpoint_of_the_script_before_the_patch_goes_on_with_a_new_sampler(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = [f"--output_dir={tmp_path}", "--seed=3"]
+    original = run(SCRIPTS["snr"], options, max_train_steps=8, checkpointing_steps=6)
+    text = patch_script(SCRIPTS["snr"]).text
+    resumed = run(
+        text, [*options, "--timestep_sampler=root_loss"], max_train_steps=8, resume_from_checkpoint="checkpoint-6"
+    )
+    assert f"{tmp_path}/checkpoint-6 was saved without a timestep sampler: it starts afresh" in caplog.messages
+    assert (len(original["DRAWN"]), len(resumed["DRAWN"])) == (8, 2)
+    assert resumed["SAMPLERS"][0].sampler.sampler.steps.num_steps == 1  # of two micro-batches
+
+
 def test_two_processes_draw_different_times_from_one_state(tmp_path: Path) -> None:
     run_ranks(run_rank, str(tmp_path), free_port())
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))

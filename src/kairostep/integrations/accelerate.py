@@ -39,9 +39,23 @@ class Accelerated(TimestepSampler):
     optimizer, from the losses of all micro-batches. A sampler that asks for other losses measures the last one. A step
     that fp16's scaler skips changes no weight, so samplers that compare losses before and after see no change.
     Call the bare model in `loss_at`, `accelerator.unwrap_model(model)`: ranks may not call it equally often.
+
+    Args:
+        sampler: The sampler, which moves to the accelerator's device.
+        accelerator: Saves and loads it.
+        name: Of its files.
+        required: Whether `load_state` raises where the folder has no state of the sampler, being of a run without one.
+            If not, it warns, and the sampler starts afresh.
     """
 
-    def __init__(self, sampler: TimestepSampler, accelerator: "Accelerator", *, name: str = "timestep_sampler") -> None:
+    def __init__(
+        self,
+        sampler: TimestepSampler,
+        accelerator: "Accelerator",
+        *,
+        name: str = "timestep_sampler",
+        required: bool = True,
+    ) -> None:
         super().__init__()
         require_sampler(sampler)
         names: set[str] = accelerator.__dict__.setdefault("_kairostep_names", set())
@@ -49,6 +63,7 @@ class Accelerated(TimestepSampler):
             raise ValueError(f"samplers of one accelerator must have different names, got {name!r} twice: pass name=")
         names.add(name)
         self.sampler, self.accelerator, self.name = sampler.to(accelerator.device), accelerator, name
+        self.required = required
         self.uses_x0, self.uses_loss_at, self.num_bins = sampler.uses_x0, sampler.uses_loss_at, sampler.num_bins
         accelerator.register_save_state_pre_hook(self._save)
         accelerator.register_load_state_pre_hook(self._load)
@@ -93,9 +108,13 @@ class Accelerated(TimestepSampler):
     def _load(self, models: list[nn.Module], input_dir: str) -> None:
         own, first = (Path(input_dir) / f"{self.name}_{rank}.pt" for rank in (self.accelerator.process_index, 0))
         if not own.exists() and not first.exists():
+            if not self.required:
+                if self.accelerator.is_main_process:
+                    log.warning(f"{input_dir} was saved without a timestep sampler: it starts afresh")
+                return
             raise FileNotFoundError(
                 f"the state must hold the sampler {self.name!r}, but {input_dir} has no {own.name}: load a folder that "
-                "was saved after Accelerated(...) was made, or make it after loading to start afresh"
+                "was saved after Accelerated(...) was made, or pass Accelerated(..., required=False) to start afresh"
             )
         path = first if first.exists() else own
         saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)

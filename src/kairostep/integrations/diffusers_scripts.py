@@ -36,13 +36,14 @@ class ScriptSampler:
 
     Args:
         sampler: The name of a sampler, as `ks.from_name` takes it, or a sampler.
-        accelerator: The script's. Its `save_state` and `load_state` hold the sampler.
+        accelerator: The script's. Its `save_state` and `load_state` hold the sampler. From a checkpoint that was saved
+            before the script had one, the sampler starts afresh, with a warning.
         seed: The script's `--seed`. None for 0; each process draws its own times in any case.
     """
 
     def __init__(self, sampler: str | TimestepSampler, accelerator: "Accelerator", *, seed: int | None = None) -> None:
         made = sampler_for_script(sampler, seed)
-        self.sampler = Accelerated(made, accelerator)
+        self.sampler = Accelerated(made, accelerator, required=False)
         self.prior = PriorHalf(self)
         self._needs_weights = isinstance(made, RootLoss) and made.loss_weight is None
         self._drawn: Timesteps | None = None
