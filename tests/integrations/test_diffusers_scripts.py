@@ -17,7 +17,7 @@ from training_scripts import SCRIPTS, SETTINGS
 
 import kairostep as ks
 from kairostep.integrations.diffusers import compute_snr
-from kairostep.integrations.diffusers_scripts import ScriptSampler, scheme_quantile
+from kairostep.integrations.diffusers_scripts import ScriptSampler, sampler_for_script, scheme_quantile
 from kairostep.integrations.patching import patch_script
 
 
@@ -232,6 +232,7 @@ def test_prior_halves_have_their_own_weights_and_one_observation() -> None:
     assert float(drawing.mean(torch.ones(2))) == 1.5
     with drawing.observe():
         pass
+    drawing.randint(0, 1000, (4,))
     with pytest.raises(ValueError, match="one for each of the 4 timesteps, or for half of them"):
         drawing.mean(torch.ones(3))
 
@@ -252,9 +253,27 @@ def test_losses_without_a_wrapped_step_are_learned_from_at_the_next_draw() -> No
     assert micro.sampler.sampler.steps.advance() == 1
 
 
+def test_a_draw_has_one_mean() -> None:
+    drawing = ScriptSampler("root_loss", Alone())  # type: ignore[arg-type]
+    drawing.randint(0, 1000, (4,))
+    drawing.mean(torch.rand(4))
+    with pytest.raises(ValueError, match=r"each draw has one mean, got a second: add up the losses"):
+        drawing.mean(torch.rand(4))
+    with drawing.observe():
+        pass
+    with pytest.raises(ValueError, match="losses must follow a draw"):
+        drawing.mean(torch.rand(4))
+
+
+@pytest.mark.parametrize("name", ["beta", "adaptive", "speed", "min_snr", "rootloss"])
+def test_names_that_a_script_cannot_take_are_refused_with_those_that_it_can(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"got '{name}': take one of logit_normal, loss_second_moment, mode, root_loss, uniform, or"
+    ):
+        sampler_for_script(name)
+
+
 def test_what_a_script_cannot_supply_is_refused() -> None:
-    with pytest.raises(ValueError, match="must name a sampler, got the weighting 'min_snr'"):
-        sampler("min_snr")
     with pytest.raises(ValueError, match="losses must follow a draw"):
         sampler().mean(torch.ones(3))
     model = torch.nn.Linear(2, 2)

@@ -42,6 +42,28 @@ def test_a_step_as_theirs_with_image_weights_and_min_snr() -> None:
         pass
 
 
+def test_validation_at_given_steps_neither_weights_nor_teaches() -> None:
+    """sd-scripts validate by the method that trains, at steps that they give, also with other numbers of rows."""
+    drawing = sampler(ks.RootLoss(num_bins=4, warmup=1, refresh=1))
+    for _ in range(30):
+        t = drawing.get_timesteps(0, 1000, 64, "cpu") / 1000
+        drawing.show(t.square() + 0.01)
+        drawing.mean(t.square() + 0.01)
+        with drawing.observe():
+            pass
+    before = {key: value.clone() for key, value in drawing.sampler.state_dict().items()}
+    for num_rows, step in ((1, 100), (64, 500), (3, 900)):
+        drawing.get_timesteps(step, step, num_rows, "cpu")
+        losses = torch.rand(num_rows)
+        drawing.show(losses)
+        assert torch.equal(drawing.mean(losses), losses.mean())
+    assert all(torch.equal(value, before[key]) for key, value in drawing.sampler.state_dict().items())
+    drawing.get_timesteps(0, 1000, 64, "cpu")
+    assert all(
+        torch.equal(value, before[key]) for key, value in drawing.sampler.state_dict().items() if "draws" not in key
+    )
+
+
 def test_root_loss_follows_the_weight_times_the_root_of_the_bare_loss() -> None:
     drawing, told = (
         sampler(ks.RootLoss(num_bins=4, warmup=1, refresh=1)),

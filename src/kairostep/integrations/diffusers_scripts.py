@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kairostep.arguments import arguments_of
 from kairostep.by_name import from_name
 from kairostep.checks import choice
 from kairostep.integrations.accelerate import Accelerated
 from kairostep.integrations.diffusers import SCHEMES
 from kairostep.integrations.foreign_loop import check_needs, learn_without_step
+from kairostep.registry import samplers
 from kairostep.timesteps import RootLoss, Timesteps, TimestepSampler
 from kairostep.timesteps.histogram import BELOW_ONE
 
@@ -131,6 +133,8 @@ class ScriptSampler:
         if self._drawn is None:
             raise ValueError("losses must follow a draw, got losses first: call randint of this sampler before")
         rows = self._rows(len(losses), prior=prior)
+        if prior in self._losses:
+            raise ValueError("each draw has one mean, got a second: add up the losses, (B, ...), and take one mean")
         weight = self._drawn.weight[rows].to(losses)
         of_rows = losses.detach().flatten(1).mean(1) if losses.ndim > 1 else losses.detach()
         if self._needs_weights and loss_weights is not None:
@@ -165,6 +169,7 @@ class ScriptSampler:
                 f"losses of all {len(self._drawn.t)} samples must be weighted before the step, got {len(losses)}: "
                 "take the mean of the prior's half by timestep_sampler.prior too"
             )
+        self._drawn = None
         return losses
 
 
@@ -184,11 +189,25 @@ def sampler_for_script(sampler: str | TimestepSampler, seed: int | None = None) 
     if not isinstance(sampler, str):
         check_needs(sampler, "a patched script", x0=False, loss_at=False)
         return sampler
-    made = from_name(sampler, **({} if seed is None else {"seed": seed}))
-    if not isinstance(made, TimestepSampler):
-        raise ValueError(f"--timestep_sampler must name a sampler, got the weighting {sampler!r}: take root_loss")
+    if ":" not in sampler and sampler not in (names := names_for_scripts()):
+        raise ValueError(
+            f"--timestep_sampler must name a sampler that needs the losses alone, got {sampler!r}: take "
+            f"one of {', '.join(names)}, or module:Class"
+        )
+    made: TimestepSampler = from_name(sampler, **({} if seed is None else {"seed": seed}))
     check_needs(made, "a patched script", x0=False, loss_at=False)
     return made
+
+
+def names_for_scripts() -> list[str]:
+    """Return the names that `--timestep_sampler` takes: of samplers made without arguments that see losses alone."""
+    names = []
+    for name in samplers:
+        needed = [argument for argument in arguments_of(samplers.find(name)).values() if argument.required]
+        if not needed:
+            made = from_name(name)
+            names += [] if made.uses_x0 or made.uses_loss_at else [name]
+    return names
 
 
 def scheme_quantile(

@@ -1,15 +1,15 @@
 """kohya's sd-scripts: a sampler called as `train_util.get_timesteps`, and around the mean of the loss.
 
-timestep_sampler = KohyaSampler(args.timestep_sampler, accelerator, seed=args.seed)
-train_util.get_timesteps = timestep_sampler.get_timesteps
+self.timestep_sampler = KohyaSampler("root_loss", accelerator, seed=args.seed)
+train_util.get_timesteps = self.timestep_sampler.get_timesteps
 ...
-loss = loss.mean([1, 2, 3])
-timestep_sampler.show(loss)
+loss = loss.mean(dim=list(range(1, loss.ndim)))
+self.timestep_sampler.show(loss)
 loss = loss * batch["loss_weights"]
 loss = self.post_process_loss(loss, args, timesteps, noise_scheduler)
-loss = timestep_sampler.mean(loss)
+return self.timestep_sampler.mean(loss)
 ...
-with timestep_sampler.observe():
+with self.timestep_sampler.observe():
     optimizer.step()
 """
 
@@ -28,10 +28,15 @@ class KohyaSampler(ScriptSampler):
     """A sampler in one of sd-scripts' loops: the accelerator keeps it, `args` of the scripts stay in force."""
 
     _bare: Tensor | None = None  # (B,) losses before any weight
+    _validates: bool = False  # whether the next mean is of a step that was given, not drawn
 
     def get_timesteps(self, min_timestep: int, max_timestep: int, b_size: int, device: Any) -> Tensor:
-        """Return steps (B,) in [min, max), called as `train_util.get_timesteps`; of an empty range, the step itself."""
-        if min_timestep >= max_timestep:  # as theirs: validation at one step, which draws nothing
+        """Return steps (B,) in [min, max), called as `train_util.get_timesteps`; of an empty range, the step itself.
+
+        An empty range is validation at one step: nothing is drawn, and the next `mean` is the plain one.
+        """
+        self._validates = min_timestep >= max_timestep
+        if self._validates:
             return torch.full((b_size,), max_timestep, dtype=torch.int64, device=device)
         return self.randint(min_timestep, max_timestep, (b_size,), device=device)
 
@@ -53,7 +58,10 @@ class KohyaSampler(ScriptSampler):
         self._bare = losses.detach()
 
     def mean(self, losses: Tensor, loss_weights: Tensor | None = None) -> Tensor:
-        """Return the weighted mean of the losses (B,), in place of `loss.mean()`."""
+        """Return the weighted mean of the losses (B,), in place of `loss.mean()`; in validation, that mean."""
+        if self._validates:
+            self._bare = None
+            return losses.mean()
         if loss_weights is None and self._bare is not None:
             loss_weights = losses.detach() / self._bare.clamp(min=torch.finfo(torch.float32).tiny)
         self._bare = None
