@@ -192,7 +192,8 @@ def test_the_policy_moves_by_the_gradient_of_what_its_draws_are_paid(credit: str
     sampler.baseline.copy_(torch.tensor([0.1, 0.04]))
     sampler.optimizer.num_updates.fill_(3)
     x0, t, rewards = torch.randn(16, 4), 0.1 + 0.8 * torch.rand(16), torch.randn(16)
-    slopes = sampler.slopes(x0, t, rewards, torch.ones(16))
+    sampler.reward[0] = 0.7  # of the probe before, which rewards are counted from
+    slopes = sampler.slopes(x0, t, rewards - 0.7, torch.ones(16))
     found = gather_findings(torch.zeros(0), rewards, torch.ones(16), 0, slopes, torch.zeros(0, 2))
 
     beta = sampler.distribution(x0)

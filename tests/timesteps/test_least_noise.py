@@ -68,23 +68,24 @@ def test_without_probes_it_draws_as_root_loss_does() -> None:
 
 def test_it_asks_for_few_losses() -> None:
     due = [step for step in range(100_000) if probe_number(step, 40) is not None]
-    assert due[: 3 * SWEEP] == [*range(40, 50), *range(80, 90), *range(160, 170)]
+    assert due[: 3 * SWEEP] == [*range(160, 170), *range(1600, 1610), *range(3200, 3210)]
     assert [probe_number(step, 40) for step in due] == list(range(len(due)))
-    assert 16 * sum(step < 1000 for step in due) < 0.007 * 1000 * 128  # rows of probes over rows trained on
-    assert 16 * len(due) < 0.0002 * 100_000 * 128
+    cost = 0.38  # of a training step, measured: results/learning_cost
+    assert all(cost * (number + 1) <= 0.005 * (step + 1) for number, step in enumerate(due[SWEEP:], SWEEP))
+    assert cost * SWEEP <= 0.005 * 1000
     bins = [ks.LeastNoise().probed_bin(number) for number in range(2 * SWEEP)]
     assert sorted(bins) == list(range(20))  # two sweeps have every bin
     problem = ScaledRegression()
     sampler = ks.LeastNoise(problem.optimizer)
     problem.train(sampler, 200)
-    assert problem.num_asked - 200 * 64 == int(sampler.diagnostics()["probe_evaluations"]) == 16 * 30
+    assert problem.num_asked - 200 * 64 == int(sampler.diagnostics()["probe_evaluations"]) == 16 * 10
 
 
 def test_probes_leave_training_as_it_is() -> None:
     """Two runs, one probing and one not, with the density held uniform: the same weights to the last bit."""
     problems = [Problem(), Problem()]
     samplers = [
-        ks.LeastNoise(problems[0].optimizer, gate=0.0),
+        ks.LeastNoise(problems[0].optimizer, gate=0.0, warmup=10),
         ks.LeastNoise(problems[1].optimizer, gate=0.0, warmup=90),
     ]
     for problem, sampler in zip(problems, samplers, strict=True):
@@ -96,12 +97,13 @@ def test_probes_leave_training_as_it_is() -> None:
         assert torch.equal(one, other)
 
 
-def test_a_probe_that_is_not_finite_is_skipped_and_counted() -> None:
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e38, 1.5e19])
+def test_a_probe_that_is_not_finite_is_skipped_and_counted(bad: float) -> None:
     problem = ScaledRegression()
     sampler = ks.LeastNoise(problem.optimizer)
-    problem.train(sampler, 100)
+    problem.train(sampler, 200)
     before = sampler.correction()
-    probed = sampler.probe(torch.zeros(8, 1), lambda rows, t: problem.weights.sum() * torch.full_like(t, torch.nan), 3)
+    probed = sampler.probe(torch.zeros(8, 1), lambda rows, t: problem.weights.sum() * torch.full_like(t, bad), 3)
     sampler.record_probe(3, probed)
     assert int(sampler.diagnostics()["skipped_probes"]) == 1
     assert bool(sampler.correction().isfinite().all())
@@ -111,9 +113,9 @@ def test_a_probe_that_is_not_finite_is_skipped_and_counted() -> None:
 def test_the_optimizer_has_to_be_named_also_to_a_copy() -> None:
     problem = ScaledRegression()
     with pytest.raises(ValueError, match="must know the optimizer, got none"):
-        problem.train(ks.LeastNoise(), 100)
-    sampler = ks.LeastNoise(problem.optimizer)
-    problem.train(sampler, 60)
+        problem.train(ks.LeastNoise(warmup=10), 100)
+    sampler = ks.LeastNoise(problem.optimizer, warmup=10)
+    problem.train(sampler, 30)
     copied = copy.deepcopy(sampler)
     with pytest.raises(ValueError, match="also on a copy"):
         problem.train(copied, 60)

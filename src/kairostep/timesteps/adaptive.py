@@ -241,7 +241,7 @@ class Adaptive(TimestepSampler):
         swept = torch.zeros_like(self.queue.sweep_t).index_copy(0, probe.swept, drop[:num_swept])
         weighted = drop[num_swept:] * self.reward_weight(probe.t[num_swept:])
         rewards, valid = keep_finite(self.reading.reward(weighted.view(len(self.queue.selected), len(probe.paid))))
-        slopes = self.slopes(x0[probe.paid], drawn.t[probe.paid], rewards, valid)
+        slopes = self.slopes(x0[probe.paid], drawn.t[probe.paid], (rewards - self.reward[0]) * valid, valid)
         latest = place_spread_rows(self.concentrations(x0), NUM_REMEMBERED)
         found = gather_findings(swept, rewards, valid, 2 * len(drop), slopes, latest)
         pushed = self.queue.push(found.drops, self.reward_weight(self.queue.step_t), update % len(self.queue.drops))
@@ -252,21 +252,21 @@ class Adaptive(TimestepSampler):
 
     def policy_gradient(self, found: Findings) -> Tensor:
         """Return the gradient (P,) of the policy's loss over the rows of all ranks (Eq. 13, Algorithm 1 line 8)."""
+        pivot = self.reward[0].clone()  # of the rewards in `slopes`: near their mean, so that little cancels
         self.reward.copy_(torch.stack([found.rewards.mean, found.rewards.spread]))
         baseline = None if self.probing.credit == "sample" else self.baseline
         first = self.optimizer.num_updates == 0
         scale, shift = payment(found.rewards, baseline, first, standardised=self.standardised)
         by_reward, by_draw, by_bonus = found.slopes.unbind()
-        return -(scale * by_reward + shift * by_draw + by_bonus) / found.num_paid
+        return -(scale * by_reward + (shift + scale * pivot) * by_draw + by_bonus) / found.num_paid
 
     def slopes(self, x0: Tensor, t: Tensor, rewards: Tensor, valid: Tensor) -> Tensor:
         """Return this rank's gradients of log pi times reward, of log pi, and of the entropy bonus, (3, P).
 
-        What a reward pays is known once all ranks have told theirs. `policy_gradient` combines the three then, so that
-        one message does.
+        `policy_gradient` combines them once all ranks have told their rewards, so that one message does.
         """
         if len(x0) == 0:  # policies of your own may not know what to do with it
-            return torch.zeros(3, len(self.optimizer.rates), device=rewards.device)
+            return self.optimizer.rates.new_zeros(3, len(self.optimizer.rates))
         with torch.enable_grad():
             beta = self.distribution(x0)
             log_prob = self.log_prob(beta, self.reading.to_u(t, self.num_steps))

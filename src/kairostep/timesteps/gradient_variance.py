@@ -57,7 +57,7 @@ class GradientVariance(TableSampler):
         *,
         num_bins: int = 20,
         every: int = 10,
-        rows_per_gradient: int = 16,
+        rows_per_gradient: int = 8,
         decay: float = 0.9,
         floor: float = 0.0,
         unbiased: bool = False,
@@ -107,32 +107,30 @@ class GradientVariance(TableSampler):
                 "this sampler is a copy, and copies leave the parameters of the model behind: make a "
                 "GradientVariance(model.parameters()) and give it the copy's state by load_state_dict"
             )
-        size = self.group_size(len(x0))
+        size = min(self.rows_per_gradient, max(1, len(x0) * world_size() // 2))  # as one rank would with all rows
         t = self.variance.new_full((size,), (bin_ + 0.5) / len(self.variance))
         num_pairs = len(x0) // (2 * size)
-        sums = self.variance.new_zeros(3)  # of variances, pairs and rows
+        sums = self.variance.new_zeros(4)  # of variances, pairs, rows, and ranks whose rows fill no whole pairs
+        sums[3] = len(x0) % (2 * size) > 0
         for pair in torch.arange(num_pairs * 2 * size, device=x0.device).view(num_pairs, 2, size):
             first, second = (group_gradient(loss_at, rows, t, parameters) for rows in pair)
             variance = (first - second).square().sum() * (size / 2)
-            sums += torch.stack([variance, torch.ones_like(variance), torch.full_like(variance, 2 * size)])
-        variance, num, num_rows = sum_over_ranks(sums)
+            sums[:3] += torch.stack([variance, torch.ones_like(variance), torch.full_like(variance, 2 * size)])
+        variance, num, num_rows, num_unfit = sum_over_ranks(sums)
+        self.check_ranks(len(x0), size, num_unfit)
         return variance / num, num_rows
 
-    def group_size(self, num_rows: int) -> int:
-        """Return how many rows a gradient is taken over, for `num_rows` on each rank: as one rank would with all."""
-        size = min(self.rows_per_gradient, max(1, num_rows * world_size() // 2))
-        if world_size() == 1 or self.fits_ranks:
-            return size
-        if num_rows % (2 * size):
-            fix = "an even number of rows for each rank"
-            if num_rows % 2 == 0:
-                fix = f"rows_per_gradient={math.gcd(size, num_rows // 2)}"
+    def check_ranks(self, num_rows: int, size: int, num_unfit: Tensor) -> None:
+        """Raise at the first measurement, on all ranks, if pairs of groups would lie on two ranks."""
+        if self.fits_ranks or world_size() == 1:
+            return
+        if float(num_unfit):
+            fix = f"rows_per_gradient={math.gcd(size, num_rows // 2)}" if num_rows % 2 == 0 else "another batch size"
             raise ValueError(
-                f"2 * rows_per_gradient must divide the {num_rows} rows of each of {world_size()} ranks, got {size}: "
-                f"pass {fix}"
+                f"2 * rows_per_gradient must divide the rows of each of {world_size()} ranks, here {num_rows}, got "
+                f"{size}: pass {fix}, or go on with fewer ranks"
             )
         self.fits_ranks = True
-        return size
 
     @torch.no_grad()
     def record(self, bin_: int, variance: Tensor, num_rows: Tensor) -> None:

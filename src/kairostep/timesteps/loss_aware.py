@@ -37,7 +37,7 @@ class LossSecondMoment(TableSampler):
     """
 
     losses: Tensor  # (K, history), a ring per bin
-    num_seen: Tensor  # (K,)
+    num_seen: Tensor  # (K,) pushed into the ring, of one step at most `history`
     num_skipped: Tensor  # ()
     num_gathered: int = 0  # losses that each rank sends of a step, known after the first
 
@@ -71,39 +71,51 @@ class LossSecondMoment(TableSampler):
         losses = losses.float()
         finite = losses.abs() < LARGEST
         index = torch.where(finite, bin_index(t, num_bins), num_bins)  # the last is for what is not finite
-        index, losses = self.gather(index, torch.where(finite, losses, 0.0))
+        index, losses, num_skipped = self.gather(index, torch.where(finite, losses, 0.0), (~finite).sum())
         index, order = index.sort(stable=True)
-        num_new = index.new_zeros(num_bins + 2).index_add(0, index, torch.ones_like(index))
-        place = torch.arange(len(index), device=index.device) - (num_new.cumsum(0) - num_new)[index]  # within its bin
-        kept = (index < num_bins) & (place >= num_new[index] - self.history)  # the last few, should one bin get many
+        num_of_bin, num_later = ranks_in_bins(index, num_bins + 2)
+        num_new = num_of_bin.clamp(max=self.history)
+        kept = (index < num_bins) & (num_later < self.history)  # the last few, should one bin get many
+        place = num_new[index] - 1 - num_later
         slot = (self.num_seen[index.clamp(max=num_bins - 1)] + place) % self.history
         cell = torch.where(kept, index * self.history + slot, num_bins * self.history)  # (N,), the last a dustbin
         rings = F.pad(self.losses.flatten(), (0, 1))
         rings[cell] = losses[order]
         self.losses.copy_(rings[:-1].view_as(self.losses))
         self.num_seen += num_new[:num_bins]
-        self.num_skipped += num_new[num_bins]
+        self.num_skipped += num_skipped
         self.steps.advance()
         self.table.set(self.learned_mass())
 
-    def gather(self, index: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
-        """Return bins and losses (B,) of all ranks, in their order, by one small message: (N,) each.
+    def gather(self, index: Tensor, losses: Tensor, num_skipped: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return bins and losses (B,) of all ranks, in their order, (N,) each, and the sum of what they skipped.
 
-        The first message of a process has room for all losses that the rings remember, and says how many it holds:
+        The first message of a process has room for all losses that the rings remember, and says how many a rank has:
         later ones are as long as the largest of them. A batch that is smaller, as the last of an epoch, is filled up
         with losses of no bin, K + 1; of one that is larger the last losses are sent.
         """
         if world_size() == 1:
-            return index, losses
-        room = self.num_gathered or self.losses.numel()
+            return index, losses, num_skipped
+        num_own, room = len(losses), self.num_gathered or self.losses.numel()
+        if num_own > room:
+            index, losses = self.remembered(index, losses)
         message = losses.new_full((2, 1 + room), len(self.losses) + 1)
-        message[:, 0] = len(losses)
-        message[:, 1 : 1 + len(losses)] = torch.stack([index.to(losses.dtype), losses])[:, -room:]
+        message[:, 0] = torch.stack([torch.full_like(losses[0], num_own), num_skipped.to(losses)])
+        message[:, 1 : 1 + num_own] = torch.stack([index.to(losses.dtype), losses])[:, -room:]
         messages = gather_over_ranks(message)  # (W, 2, 1 + room)
         if not self.num_gathered:
             self.num_gathered = min(room, int(messages[:, 0, 0].max()))
         index_of_all, losses_of_all = messages[:, :, 1:].transpose(0, 1).flatten(1)
-        return index_of_all.long(), losses_of_all
+        return index_of_all.long(), losses_of_all, messages[:, 1, 0].sum().long()
+
+    def remembered(self, index: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
+        """Return bins and losses (B,) with those last that a ring of this batch alone would hold."""
+        num_bins = len(self.losses)
+        sorted_index, order = index.sort(stable=True)
+        num_later = torch.empty_like(index).scatter(0, order, ranks_in_bins(sorted_index, num_bins + 2)[1])
+        kept = (index < num_bins) & (num_later < self.history)
+        use = kept.long().sort(stable=True).indices
+        return torch.where(kept, index, num_bins + 1)[use], losses[use]
 
     def learned_mass(self) -> Tensor:
         """Return what the losses ask for, (K,), summing to 1."""
@@ -120,6 +132,12 @@ class LossSecondMoment(TableSampler):
     def diagnostics(self) -> dict[str, Tensor]:
         """Return how many losses were skipped, being NaN or infinite."""
         return {"skipped_losses": self.num_skipped}
+
+
+def ranks_in_bins(index: Tensor, num_bins: int) -> tuple[Tensor, Tensor]:
+    """Return how many of the sorted bins (N,) are each bin, (num_bins,), and how many of its bin follow each, (N,)."""
+    num = index.new_zeros(num_bins).index_add(0, index, torch.ones_like(index))
+    return num, num.cumsum(0)[index] - 1 - torch.arange(len(index), device=index.device)
 
 
 @samplers.register("infonoise")
