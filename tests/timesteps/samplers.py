@@ -53,7 +53,7 @@ VARIANTS: dict[str, Build] = {
         num_bins=50, warmup=1, refresh=1, loss_weight=lambda t: 1 + t, seed=seed
     ),
     "least_noise": lambda model, seed, shape: ks.LeastNoise(
-        torch.optim.SGD(model.parameters(), 0.1), warmup=1, refresh=2, gate=0.999, seed=seed
+        torch.optim.SGD(model.parameters(), 0.1), warmup=15, refresh=2, gate=0.999, seed=seed
     ),
     "curriculum": lambda model, seed, shape: ks.Curriculum(
         ks.LogitNormal(seed=seed), ks.RootLoss(warmup=2, refresh=2, seed=seed), start=2, end=6, seed=seed

@@ -29,7 +29,7 @@ from kairostep.testing import check_sampler
 # Samplers that skip something else than the 64 losses of each of four steps. Adaptive samplers probe at two of these
 # steps: 64 rewards, a sweep and an update each.
 SKIPPED = {
-    "least_noise": {"skipped_losses": 4 * 64, "skipped_probes": 0},  # its probes have a test of their own
+    "least_noise": {"skipped_losses": 4 * 64, "skipped_probes": 4},  # its first sweep begins at step 60
     "adaptive": {"skipped_rewards": 2 * (64 + 2)},
     "adaptive_pair_unbiased": {"skipped_rewards": 2 * (64 + 2)},
     "adaptive_as_published": {"skipped_rewards": 2 * (64 + 2)},

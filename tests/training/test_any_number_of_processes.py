@@ -34,6 +34,7 @@ from kairostep.data import Batch
 from kairostep.experiments import build
 from kairostep.experiments.parts import make_sampler, sampler_context
 from kairostep.registry import samplers
+from kairostep.runs.checkpoint import Checkpoints
 from kairostep.training.assembly import make_accelerator, make_batches, make_trainer
 
 NUM_STEPS = 50
@@ -200,3 +201,23 @@ def test_as_many_processes_go_on_bitwise(num_processes: int, whole: Path, tmp_pa
     train_on(num_processes, stopped, tmp_path / "log")
     assert_same_run(stopped, through)
     assert_close_runs(through, whole)
+
+
+def hide_newest() -> None:
+    """Make this process see the folder as a machine does that a file has not reached yet."""
+    paths = Checkpoints.paths
+    Checkpoints.paths = lambda self: paths(self)[:-1]  # type: ignore[method-assign]
+
+
+def test_processes_that_find_different_checkpoints_say_so(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "steps": 16}
+    for child in start_ranks(arguments(tmp_path / "run", settings), tmp_path / "first.log"):
+        assert child.join() == 0
+    again = start_ranks(
+        arguments(tmp_path / "run", {**settings, "steps": 24}), tmp_path / "again.log", prepare={1: hide_newest}
+    )
+    for child in again:
+        assert child.join() == 2
+    said = "".join(child.output for child in again)
+    assert "all processes must go on from the same checkpoint, got step-00000016.safetensors (SHA-256 " in said
+    assert ") in process 0, step-00000008.safetensors (SHA-256 " in said

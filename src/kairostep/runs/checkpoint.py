@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kairostep.files import sync_folder, whole_file
+from kairostep.shares import Share
 
 log = logging.getLogger("kairostep")
 
@@ -43,12 +44,12 @@ class Checkpoints:
             return []
         return sorted(paths, key=lambda path: step_of(path) or 0)
 
-    def read_newest(self) -> dict[str, Any] | None:
-        """Return the newest readable state, None if there is none. Warn about damaged ones."""
+    def read_newest(self) -> tuple[Path, dict[str, Any]] | None:
+        """Return the newest readable checkpoint and its state, None if there is none. Warn about damaged ones."""
         paths = self.paths()
         for path in reversed(paths):
             try:
-                return read(path)
+                return path, read(path)
             except CheckpointError as error:
                 log.warning("%s; using the one before", error)
         if paths:
@@ -97,6 +98,20 @@ class Checkpoints:
             if isinstance(value, int | float) and math.isfinite(value):
                 ranked.append((value, path))
         return min(ranked)[1] if ranked else None
+
+
+def check_same_checkpoint(path: Path | None, share: Share) -> None:
+    """Raise in all processes unless they have found the same checkpoint, or all none."""
+    found: dict[str, list[int]] = {}
+    own = "none" if path is None else f"{path.name} (SHA-256 {read_digest(path)[:12]})"
+    for process, name in enumerate(share.gather(own)):
+        found.setdefault(name, []).append(process)
+    if len(found) > 1:
+        given = ", ".join(f"{name} in process {' '.join(map(str, numbers))}" for name, numbers in found.items())
+        raise CheckpointError(
+            f"all processes must go on from the same checkpoint, got {given}: let all machines see one run directory, "
+            "and start again once its files have reached them"
+        )
 
 
 def step_of(path: Path) -> int | None:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from kairostep.experiments import Config, build
 from kairostep.progress_meter import duration
-from kairostep.runs.checkpoint import Checkpoints
+from kairostep.runs.checkpoint import Checkpoints, check_same_checkpoint
 from kairostep.runs.directory import DirectoryLock, check, write_config
 from kairostep.runs.recorder import Recorder
 from kairostep.shares import share_of_process
@@ -243,8 +243,10 @@ class Run:
             self.saved_step = self.trainer.step_number
 
     def _resume(self) -> None:
-        state = self.checkpoints.read_newest()
-        if state is not None:
+        newest = self.checkpoints.read_newest()
+        check_same_checkpoint(newest[0] if newest else None, self.monitor.share)
+        if newest is not None:
+            state = newest[1]
             self.num_processes_before = state["processes"]
             if state["data"] != self.data:
                 raise ValueError(

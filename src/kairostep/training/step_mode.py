@@ -10,6 +10,8 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils._triton import has_triton
 
+from kairostep.shares import share_of_process
+
 COMPILE_FROM = 1_280_000  # images on one device from which on compiling a U-Net, which takes minutes, pays
 MAX_COMPILED = 64  # compiled networks in a process; torch's limit of 8 also counts networks that are gone
 
@@ -32,7 +34,8 @@ def choose_step_mode(asked: str, num_images: int, accelerator: Accelerator) -> S
         accelerator: The device and the processes.
     """
     num_processes, device = accelerator.num_processes, accelerator.device.type
-    on_gpu, can_compile = device == "cuda", device == "cuda" and has_compiler()
+    on_gpu = device == "cuda"
+    can_compile = on_gpu and all(share_of_process().gather(has_compiler()))  # processes must train in one mode
     if asked == "graph" and not on_gpu:
         raise ValueError(
             f"speed graph must have a CUDA GPU, got {device}: pass --speed=auto, which takes what is possible"
