@@ -98,9 +98,12 @@ def make_batches(experiment: Experiment, accelerator: Accelerator) -> Batches:
     """Return the batches of an experiment. One optimizer step takes `accumulate` of them."""
     config, num_processes = experiment.config, accelerator.num_processes
     if config.batch_size % (config.accumulate * num_processes):
+        num_rows = config.batch_size // config.accumulate  # of a micro-batch, over all processes
+        fitting = max(num for num in range(1, num_processes) if num_rows % num == 0)
         raise ValueError(
             f"batch_size must be a multiple of accumulate times the processes, {config.accumulate} x {num_processes}, "
-            f"got {config.batch_size}: pass --batch_size={config.accumulate * num_processes} or a multiple of it"
+            f"got {config.batch_size}: launch {fitting} of them, as a run that goes on must, or pass "
+            f"--batch_size={config.accumulate * num_processes} or a multiple of it"
         )
     return Batches(
         experiment.dataset,

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import shlex
 import time
 from collections.abc import Iterator
@@ -145,6 +146,8 @@ class Run:
     def go_on(self) -> str:
         """The command that continues this run, in words."""
         num_processes = self.accelerator.num_processes
+        if int(os.environ.get("LOCAL_WORLD_SIZE", num_processes)) < num_processes:
+            return "go on with: the same command on every machine"
         launch = f"accelerate launch --multi_gpu --num_processes {num_processes} -m " if num_processes > 1 else ""
         return f"go on with: {launch}kairostep train --config {shlex.quote(str(self.directory / 'config.yaml'))}"
 
