@@ -52,7 +52,7 @@ class Checkpoint:
         t = (torch.arange(NUM_BINS).repeat_interleave(self.losses.shape[1]) + 0.5) / NUM_BINS
         for buffer in sampler.squares.buffers():
             buffer.zero_()
-        sampler.squares.merge(sampler.squares.sums(t, self.losses.flatten()), torch.ones(()))
+        sampler.squares.merge(sampler.squares.sums(t, self.losses.flatten()), 1.0)
 
     def probe(self, rows_per_probe: int, num_probes: int, seed: int) -> tuple[ks.LeastNoise, dict[int, float]]:
         """Return a sampler that took so many probes here, and its noise by the number of probes."""
