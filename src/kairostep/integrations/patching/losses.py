@@ -4,8 +4,9 @@ import ast
 from dataclasses import dataclass
 from typing import NoReturn
 
-from kairostep.integrations.patching.loop import Block, Frame, Loop, depend_on_draws, frames_to
+from kairostep.integrations.patching.loop import Loop, depend_on_draws
 from kairostep.integrations.patching.source import Refused, Source, dotted, names_in
+from kairostep.integrations.patching.tree import Block, Frame, frames_to
 
 LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 BY_HAND = "keep a loss for each sample and write loss = timestep_sampler.mean(losses)"

@@ -5,9 +5,11 @@ import difflib
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from kairostep.integrations.patching.loop import DENSITY, Draw, Loop, find_loop, path_to
+from kairostep.integrations.patching.draws import DENSITY, Draw
+from kairostep.integrations.patching.loop import Loop, find_loop
 from kairostep.integrations.patching.losses import Reduction, reductions
 from kairostep.integrations.patching.source import Refused, Source, dotted, names_in
+from kairostep.integrations.patching.tree import path_to
 
 SAMPLER = "timestep_sampler"  # the variable
 IMPORT = "from kairostep.integrations.diffusers_scripts import ScriptSampler"
@@ -177,8 +179,10 @@ def change_draw(source: Source, draw: Draw) -> str:
     call = draw.call
     name = DENSITY_OF_SIGMAS if draw.is_of_sigmas else dotted(call.func).removeprefix("torch.")
     function = f"{SAMPLER}.{name}"
-    start, open_, end = source.start(call), source.end(call.func), source.end(call)
+    start, open_, end = source.start(call), source.bytes.index(b"(", source.end(call.func)), source.end(call)
     arguments = source.bytes[open_ + 1 : end - 1].decode()
+    if draw.needs_low:
+        arguments = ("0," if arguments[0].isspace() else "0, ") + arguments
     text = call_text(source, call, function, arguments)
     source.replace(start, end, text)
     return f"line {call.lineno}: draws by the sampler, called as {dotted(call.func)}"
