@@ -8,6 +8,7 @@ from kairostep.integrations.patching import Refused, patch_script
 SCRIPT = SCRIPTS["mse"]
 DRAW = "torch.randint(0, noise_scheduler.config.num_train_timesteps, (bsz,), device=latents.device)"
 STEP = " " * 16  # the loop's indent
+NOISY = f"{STEP}noisy = latents + u.view(-1, 1, 1, 1) * noise\n"
 
 
 def refusal(text: str) -> str:
@@ -34,8 +35,8 @@ def test_a_random_number_that_becomes_no_timestep_is_no_draw() -> None:
 @pytest.mark.parametrize(
     "draw",
     [
-        f"u = torch.rand((bsz,))\n{STEP}indices = (u * 1000).long()\n{STEP}timesteps = table[indices]\n",
-        f"u = torch.rand((bsz,))\n{STEP}sigma = u\n",
+        f"u = torch.rand((bsz,))\n{STEP}indices = (u * 1000).long()\n{STEP}timesteps = table[indices]\n" + NOISY,
+        f"u = torch.rand((bsz,))\n{STEP}sigma = u\n" + NOISY,
         f"t = torch.rand((bsz,))\n{STEP}noisy = noise_scheduler.add_noise(latents, noise, t)\n",
         f"t = torch.rand((bsz,))\n{STEP}t_ = t.view(-1, 1, 1, 1)\n{STEP}noisy = (1 - t_) * latents + t_ * noise\n",
     ],

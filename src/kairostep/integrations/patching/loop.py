@@ -90,9 +90,24 @@ def find_steps(loop: ast.For, backward: ast.stmt) -> tuple[ast.stmt, ...]:
 def depend_on_draws(loop: Loop) -> set[str]:
     """Return the variables of the loop that are computed from what was drawn."""
     known = {name for draw in loop.draws for target in targets_of(draw.statement) for name in names_in(target)}
-    assigned = sorted(filter(is_assignment, ast.walk(loop.body)), key=lambda node: node.lineno)
+    changes = sorted((node for node in ast.walk(loop.body) if isinstance(node, ast.stmt)), key=lambda node: node.lineno)
     for _ in range(3):  # later lines may be read by earlier ones of branches
-        for node in assigned:
-            if names_in(value_of(node)) & known:
-                known |= {name for target in targets_of(node) for name in names_in(target)}
+        for names, value in (changed for node in changes if (changed := change_in(node))):
+            if names_in(value) & known:
+                known |= names
     return known
+
+
+def change_in(node: ast.stmt) -> tuple[set[str], ast.expr] | None:
+    """Return the variables that a statement changes, and from what."""
+    if is_assignment(node):
+        return {name for target in targets_of(node) for name in names_in(target)}, value_of(node)
+    if isinstance(node, ast.AugAssign):
+        return names_in(node.target), node.value
+    if isinstance(node, ast.For):
+        return names_in(node.target), node.iter
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
+        function = node.value.func
+        if function.attr in ("append", "extend", "insert") and isinstance(function.value, ast.Name):
+            return {function.value.id}, node.value
+    return None
