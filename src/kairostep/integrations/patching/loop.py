@@ -36,7 +36,7 @@ def find_loop(source: Source) -> Loop:
     if not parents:
         raise Refused(backward.lineno, "the backward pass must be in a loop over batches, got none around it", BY_HAND)
     loop = parents[-1]
-    loss = call.args[0] if len(call.args) == 1 and not call.keywords else None
+    loss = loss_of(call)
     if not isinstance(loss, ast.Name):
         got = source.of(call)
         raise Refused(backward.lineno, f"backward must take one variable, got {got}", "write loss = ... before it")
@@ -49,8 +49,17 @@ def find_loop(source: Source) -> Loop:
         backward,
         loss.id,
         find_draws(source, loop, backward),
-        find_steps(loop, backward),
+        find_steps(source, loop, backward),
     )
+
+
+def loss_of(call: ast.Call) -> ast.expr | None:
+    """Return the loss of `backward(loss)`, or of `backward(loss / n)`, which divides the mean that is taken before."""
+    loss = call.args[0] if len(call.args) == 1 and not call.keywords else None
+    if isinstance(loss, ast.BinOp) and isinstance(loss.op, ast.Div):
+        is_number = isinstance(loss.right, ast.Constant) or bool(dotted(loss.right))
+        return loss.left if is_number else None
+    return loss
 
 
 def find_backward(tree: ast.Module) -> tuple[ast.stmt, ast.Call]:
@@ -72,7 +81,7 @@ def find_backward(tree: ast.Module) -> tuple[ast.stmt, ast.Call]:
     return found[0]
 
 
-def find_steps(loop: ast.For, backward: ast.stmt) -> tuple[ast.stmt, ...]:
+def find_steps(source: Source, loop: ast.For, backward: ast.stmt) -> tuple[ast.stmt, ...]:
     """Return the statements `optimizer.step()` of the loop."""
     steps = tuple(
         node
@@ -84,6 +93,10 @@ def find_steps(loop: ast.For, backward: ast.stmt) -> tuple[ast.stmt, ...]:
     if not steps:
         reason = "the loop must call optimizer.step(), which is not found"
         raise Refused(backward.lineno, reason, "wrap the step by hand: with timestep_sampler.observe(): ...")
+    for step in steps:
+        if not source.is_alone(step):
+            reason = f"optimizer.step() must stand alone on its line, got {source.line_of(step)}"
+            raise Refused(step.lineno, reason, "give it a line of its own")
     return steps
 
 

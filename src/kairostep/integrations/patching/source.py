@@ -4,6 +4,8 @@ import ast
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
+Node = ast.expr | ast.stmt | ast.alias | ast.keyword
+
 
 class Refused(ValueError):
     """A script that is not recognised: the line, why, and what to change by hand."""
@@ -42,11 +44,11 @@ class Source:
             self.line_starts.append(self.line_starts[-1] + len(line))
         self.newline = "\r\n" if "\r\n" in self.text else "\n"
 
-    def start(self, node: ast.expr | ast.stmt | ast.alias) -> int:
+    def start(self, node: Node) -> int:
         """Return where a node begins."""
         return self.line_starts[node.lineno - 1] + node.col_offset
 
-    def end(self, node: ast.expr | ast.stmt | ast.alias) -> int:
+    def end(self, node: Node) -> int:
         """Return where a node ends."""
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
@@ -61,12 +63,19 @@ class Source:
         line = self.bytes[self.line_starts[node.lineno - 1] : self.line_starts[node.lineno]].decode()
         return line[: len(line) - len(line.lstrip(" \t\f"))]
 
+    def line_of(self, node: ast.stmt) -> str:
+        """Return the line that a statement begins in."""
+        return self.bytes[self.line_starts[node.lineno - 1] : self.line_starts[node.lineno]].decode().strip()
+
+    def starts_line(self, node: ast.stmt) -> bool:
+        """Return whether nothing stands before a statement in its line."""
+        return not self.bytes[self.line_starts[node.lineno - 1] : self.start(node)].strip()
+
     def is_alone(self, node: ast.stmt) -> bool:
         """Return whether a statement shares its lines with comments at most."""
         assert node.end_lineno is not None
-        before = self.bytes[self.line_starts[node.lineno - 1] : self.start(node)].strip()
         after = self.bytes[self.end(node) : self.line_starts[node.end_lineno]].strip()
-        return not before and (not after or after.startswith(b"#"))
+        return self.starts_line(node) and (not after or after.startswith(b"#"))
 
     def replace(self, start: int, end: int, text: str) -> None:
         """Replace the text between two positions."""
