@@ -52,7 +52,7 @@ def test_both_branches_of_parsing_follow_the_argument() -> None:
 
 def test_parsers_that_cannot_be_told_apart_and_parsing_within_a_line_are_refused() -> None:
     both = SCRIPT.replace(PARSE, PARSE + "    other = argparse.ArgumentParser()\n    args = other.parse_args()\n")
-    with pytest.raises(Refused, match=r"line 27: one parser must make args, got parsing in lines 25, 27: add parser"):
+    with pytest.raises(Refused, match=r"line 27: one parser must make args, got parsing in lines 25, 27: call the arg"):
         patch_script(both)
     shared = SCRIPT.replace("    )\n\n" + PARSE, "    ); " + PARSE.strip() + "\n")
     with pytest.raises(Refused, match=r"line 23: parser.parse_args\(\) must start its line, got \); args = parser"):

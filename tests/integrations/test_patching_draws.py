@@ -1,12 +1,19 @@
 """kairostep patch: which random numbers of a script are its timesteps, and what may be done with them."""
 
+import inspect
+from types import SimpleNamespace
+
 import pytest
+from accelerate import Accelerator
 from training_scripts import RAND, SCRIPTS, script
 
+from kairostep.integrations.diffusers_scripts import ScriptSampler
 from kairostep.integrations.patching import Refused, patch_script
+from kairostep.integrations.patching.draws import NUM_POSITIONAL, PARAMETERS
 
 SCRIPT = SCRIPTS["mse"]
 DRAW = "torch.randint(0, noise_scheduler.config.num_train_timesteps, (bsz,), device=latents.device)"
+ARGS = SimpleNamespace(first=10, last=20, device="cpu")
 STEP = " " * 16  # the loop's indent
 NOISY = f"{STEP}noisy = latents + u.view(-1, 1, 1, 1) * noise\n"
 
@@ -83,3 +90,66 @@ def test_draws_in_another_order_are_refused(line: str) -> None:
 )
 def test_tables_read_at_the_draws_and_one_of_them_printed_are_no_other_order(line: str) -> None:
     assert "timestep_sampler.randint(" in patch_script(SCRIPT.replace("timesteps = timesteps.long()", line)).text
+
+
+CALLS = {  # in the script, and what is made of it
+    "0, 1000, (bsz,)": "0, 1000, (bsz,)",
+    "0, T, (bsz,)": "0, T, (bsz,)",
+    "1, T, [bsz]": "1, T, [bsz]",
+    "T, (bsz,)": "0, T, (bsz,)",
+    "T, size=(bsz,)": "0, T, size=(bsz,)",
+    "0, T, size=(bsz,)": "0, T, size=(bsz,)",
+    "args.first, args.last, (bsz,)": "args.first, args.last, (bsz,)",
+    "size=(bsz,), high=1000, low=0": "size=(bsz,), high=1000, low=0",
+    "0, high=T, size=(bsz,), device=latents.device": "0, high=T, size=(bsz,), device=latents.device",
+}
+
+
+@pytest.mark.parametrize("arguments", CALLS)
+def test_any_bound_and_keywords_are_read_where_the_draw_becomes_timesteps(arguments: str) -> None:
+    patched = patch_script(SCRIPT.replace(DRAW, f"torch.randint({arguments})")).text
+    assert f"timesteps = timestep_sampler.randint({CALLS[arguments]})\n" in patched
+
+
+def test_the_calls_that_a_patch_writes_run() -> None:
+    made = ScriptSampler("uniform", Accelerator(cpu=True))
+    for arguments in CALLS.values():
+        steps = eval(f"made.randint({arguments})", {"made": made, "T": 1000, "bsz": 4, "args": ARGS, "latents": ARGS})
+        assert steps.shape == (4,)
+        assert 0 <= steps.min() <= steps.max() < 1000
+
+
+def test_the_draw_that_an_error_advises_is_recognised() -> None:
+    helper = SCRIPT.replace(DRAW, "sample_timesteps(bsz)")
+    advised = refusal(helper).split("write ")[1].split(", or ")[0]
+    assert advised.startswith("timesteps = torch.randint(")
+    assert "timestep_sampler.randint(" in patch_script(SCRIPT.replace(f"timesteps = {DRAW}", advised)).text
+    unused = SCRIPT.replace(f"timesteps = {DRAW}", f"t = torch.randint(0, T, (bsz,))\n{STEP}timesteps = helper(bsz)")
+    assert "no draw of timesteps is recognised" in refusal(unused)
+
+
+@pytest.mark.parametrize(
+    ("draw", "told"),
+    [
+        (DRAW[:-1] + ", requires_grad=False)", "takes low=, high=, size=, device=, dtype=, got requires_grad=: leave"),
+        (DRAW[:-1] + ", **options)", "takes low=, high=, size=, device=, dtype=, got torch.randint("),
+        ("torch.randint(0, 1000, (bsz,), None)", "the arguments of this draw are not recognised"),
+        ("torch.randint(*bounds, (bsz,))", "the arguments of this draw are not recognised"),
+        ("torch.randint(0, 1000, size=(bsz, 1))", "the size of a draw must be (bsz,), got (bsz, 1)"),
+        ("torch.rand(size=(1,))", "each sample must have a timestep, got (1,) for all"),
+        ("torch.rand(bsz)", "the size of a draw must be (bsz,), got bsz"),
+    ],
+)
+def test_calls_that_the_sampler_does_not_take_are_refused(draw: str, told: str) -> None:
+    text = SCRIPT.replace(DRAW, draw)
+    message = refusal(text)
+    assert message.startswith(f"line {line_of(text, draw)}: ")
+    assert told in message
+
+
+@pytest.mark.parametrize("function", PARAMETERS)
+def test_the_parameters_of_a_draw_are_those_of_the_samplers_method(function: str) -> None:
+    method = getattr(ScriptSampler, function.removeprefix("torch."))
+    assert list(inspect.signature(method).parameters)[1:] == list(PARAMETERS[function])
+    positional = [part for part in inspect.signature(method).parameters.values() if part.kind is not part.KEYWORD_ONLY]
+    assert len(positional) - 1 >= NUM_POSITIONAL[function]

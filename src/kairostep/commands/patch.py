@@ -1,8 +1,14 @@
 """`kairostep patch`: adds kairostep to one of diffusers' training scripts."""
 
 import argparse
+import codecs
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kairostep.integrations.patching import Patched
 
 MAX_BYTES = 10_000_000  # of a script; the longest of diffusers have 100,000
 PARSER = {
@@ -15,8 +21,15 @@ PARSER = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the script, the sampler and where to write."""
+    from kairostep.integrations.patching import sampler_names
+
+    names = ", ".join(name for name in sampler_names() if name != "uniform")
     parser.add_argument("script", type=Path, metavar="SCRIPT")
-    parser.add_argument("--sampler", default="root_loss", help="default of --timestep_sampler (root_loss)")
+    parser.add_argument(
+        "--sampler",
+        default="root_loss",
+        help=f"default of --timestep_sampler (root_loss): {names}, or uniform, the same density as the script",
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="OUT", help="where to write; without it, SCRIPT changes")
     parser.add_argument("--check", action="store_true", help="say what would change, and write nothing")
     parser.set_defaults(run=run)
@@ -24,16 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     """Patch the script, show the diff and write it."""
-    from kairostep.bounded_files import Unreadable, read_bytes
-    from kairostep.files import whole_file
-    from kairostep.integrations.diffusers_scripts import sampler_for_script
     from kairostep.integrations.patching import Refused, patch_script
 
-    sampler_for_script(known.sampler)
-    try:
-        text = read_bytes(known.script, MAX_BYTES).decode()
-    except (UnicodeDecodeError, Unreadable) as error:
-        raise ValueError(f"SCRIPT must be text in UTF-8, got {known.script}: {error}") from error
+    check_sampler(known.sampler)
+    output = find_output(known.output or known.script)
+    mark, text = read_script(known.script)
     try:
         patched = patch_script(text, known.sampler, known.script.name)
     except Refused as error:
@@ -42,8 +50,57 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     if known.check:
         print(f"{known.script} is recognised; a patch changes {patched.num_changed} lines:")
         print("\n".join(patched.changes))
-        return
-    output = known.output or known.script
-    with whole_file(output) as temporary:
-        Path(temporary).write_bytes(patched.text.encode())
-    print(f"{output}: {patched.num_changed} lines changed; try --timestep_sampler=uniform, which draws as before")
+        print(f"loss weight: {', '.join(patched.weights) or 'none found'}")
+    else:
+        write_script(output, mark + patched.text.encode(), like=output if output.exists() else known.script)
+        print(
+            f"{output}: {patched.num_changed} lines changed; try --timestep_sampler=uniform, the script's own density"
+        )
+    print_notes(patched)
+
+
+def check_sampler(name: str) -> None:
+    """Refuse a sampler that a script cannot make by its name."""
+    from kairostep.integrations.diffusers_scripts import sampler_for_script
+    from kairostep.integrations.patching import sampler_names
+
+    try:
+        sampler_for_script(name)
+    except ValueError as error:
+        names = ", ".join(sampler_names())
+        raise ValueError(f"--sampler must be one that a script can make, {names}, got {name!r}: {error}") from error
+
+
+def find_output(path: Path) -> Path:
+    """Return the file to write, at the end of symbolic links, in a folder that exists."""
+    output = path.resolve()
+    if not output.parent.is_dir():
+        raise ValueError(f"OUT must be in a folder that exists, got {path}: mkdir -p {output.parent}")
+    return output
+
+
+def read_script(path: Path) -> tuple[bytes, str]:
+    """Return the byte order mark of a script, empty if it has none, and its text."""
+    from kairostep.bounded_files import Unreadable, read_bytes
+
+    try:
+        content = read_bytes(path, MAX_BYTES)
+        mark = codecs.BOM_UTF8 if content.startswith(codecs.BOM_UTF8) else b""
+        return mark, content[len(mark) :].decode()
+    except (UnicodeDecodeError, Unreadable) as error:
+        raise ValueError(f"SCRIPT must be text in UTF-8, got {path}: {error}") from error
+
+
+def write_script(path: Path, content: bytes, *, like: Path) -> None:
+    """Write a file whole or not at all, with the permissions of another."""
+    from kairostep.files import whole_file
+
+    with whole_file(path) as temporary:
+        temporary.write_bytes(content)
+        shutil.copymode(like, temporary)
+
+
+def print_notes(patched: "Patched") -> None:
+    """Print what the user should know."""
+    for note in patched.notes:
+        print(f"note: {note}")

@@ -10,6 +10,7 @@ from kairostep.integrations.patching.sampler_names import sampler_names
 from kairostep.integrations.patching.source import Refused, Source, dotted, is_assignment, names_in, targets_of
 from kairostep.integrations.patching.tree import Block
 
+ONE_PARSER = "call the arguments of the training args and the others by another name, and patch again"
 PARSE = ("parse_args", "parse_known_args")
 
 
@@ -31,12 +32,12 @@ class Parsing:
 
 def add_argument(source: Source, sampler: str) -> str:
     """Add --timestep_sampler to the script's arguments, after the last of them that is added before parsing."""
-    by_hand = f'add parser.add_argument("--{SAMPLER}", default="{sampler}") before parser.parse_args()'
     blocks = list(blocks_of_script(source.tree))
     added = [statement for _, block in blocks for statement in block if parser_added_to(statement)]
     if not added:
-        raise Refused(1, "the script must have a parser with add_argument, which is not found", by_hand)
-    parsing = find_parsing(source, blocks, by_hand)
+        reason = "the script must have a parser with add_argument, which is not found"
+        raise Refused(1, reason, "make args by argparse: parser.add_argument(...), args = parser.parse_args()")
+    parsing = find_parsing(source, blocks)
     if parsing:
         before = parsing.block[: parsing.index]
         added = [statement for statement in before if parser_added_to(statement) == parsing.parser]
@@ -45,13 +46,15 @@ def add_argument(source: Source, sampler: str) -> str:
         at, parser = added[-1], parser_added_to(added[-1])
         if other := next((line for line in added if parser_added_to(line) != parser), None):
             reason = f"one parser must make args, got arguments of another at line {other.lineno}"
-            raise Refused(at.lineno, reason, by_hand)
+            raise Refused(at.lineno, reason, ONE_PARSER)
     text = argument_text(parser, sampler)
     if added and (added[-1].end_lineno or 0) < (parsing.statement.lineno if parsing else 10**9):
         source.insert_after(added[-1], [source.indent(added[-1]) + text])
         return f"line {added[-1].end_lineno}: adds --{SAMPLER} to the arguments"
     if not source.starts_line(at):
-        raise Refused(at.lineno, f"{parser}.parse_args() must start its line, got {source.line_of(at)}", by_hand)
+        raise Refused(
+            at.lineno, f"{parser}.parse_args() must start its line, got {source.line_of(at)}", "move it to a new line"
+        )
     source.insert_before(at, [source.indent(at) + text])
     return f"line {at.lineno}: adds --{SAMPLER} to the arguments before"
 
@@ -85,7 +88,7 @@ def parser_added_to(statement: ast.stmt) -> str:
     return parser if method == "add_argument" else ""
 
 
-def find_parsing(source: Source, blocks: list[tuple[str, Block]], by_hand: str) -> Parsing | None:
+def find_parsing(source: Source, blocks: list[tuple[str, Block]]) -> Parsing | None:
     """Return where the script parses what it calls args, the first place if the same parser has several."""
     found = [parsing for function, block in blocks for parsing in parsings_in(function, block)]
     found = [parsing for parsing in found if parsing.makes_args] or found
@@ -95,7 +98,7 @@ def find_parsing(source: Source, blocks: list[tuple[str, Block]], by_hand: str) 
     places = {(id(parsing.block), parsing.parser): parsing.statement.lineno for parsing in reversed(found)}
     if len(places) > 1:
         lines = ", ".join(map(str, sorted(places.values())))
-        raise Refused(max(places.values()), f"one parser must make args, got parsing in lines {lines}", by_hand)
+        raise Refused(max(places.values()), f"one parser must make args, got parsing in lines {lines}", ONE_PARSER)
     return found[0] if found else None
 
 

@@ -19,7 +19,7 @@ NUM_POSITIONAL = {"torch.randint": 3, "torch.rand": 1, "torch.multinomial": 3, D
 USUAL = "timesteps = torch.randint(0, num_steps, (bsz,), device=latents.device)"
 BY_HAND = (
     "by hand, write drawn = sampler.sample(latents) and take timesteps = drawn.index(num_steps), as the page "
-    "'Integrations' of kairostep's documentation shows for any loop"
+    "'Start in 5 minutes' of kairostep's documentation shows for any loop"
 )
 
 

@@ -13,7 +13,11 @@ def add_import(source: Source) -> str:
     """Add the import where a sorted list of imports has it."""
     imports = [node for node in source.tree.body if isinstance(node, ast.ImportFrom) and node.module != "__future__"]
     if not imports:
-        raise Refused(1, "the script must import from libraries, got no such line", f"add {IMPORT}")
+        raise Refused(
+            1,
+            "the script must import from libraries, got no such line",
+            "add from accelerate import Accelerator, and patch again",
+        )
     block = third_party_block(source.tree.body, imports)
     later = [node for node in block if (node.module or "").casefold() > "kairostep"]  # as the scripts sort them
     if later:

@@ -39,7 +39,9 @@ def find_loop(source: Source) -> Loop:
     loss = loss_of(call)
     if not isinstance(loss, ast.Name):
         got = source.of(call)
-        raise Refused(backward.lineno, f"backward must take one variable, got {got}", "write loss = ... before it")
+        raise Refused(
+            backward.lineno, f"backward must take one variable, got {got}", "write loss = ... before it and patch again"
+        )
     functions = [node for node in path_to(source.tree, backward) if isinstance(node, ast.FunctionDef)]
     assert isinstance(call.func, ast.Attribute)
     return Loop(
@@ -77,7 +79,7 @@ def find_backward(tree: ast.Module) -> tuple[ast.stmt, ast.Call]:
     if len(found) > 1:
         lines = ", ".join(str(node.lineno) for node, _ in found)
         reason = f"there must be one accelerator.backward(loss), got those of lines {lines}"
-        raise Refused(found[1][0].lineno, reason, "patch the loop of the network that learns to denoise by hand")
+        raise Refused(found[1][0].lineno, reason, BY_HAND)
     return found[0]
 
 
@@ -92,7 +94,7 @@ def find_steps(source: Source, loop: ast.For, backward: ast.stmt) -> tuple[ast.s
     )
     if not steps:
         reason = "the loop must call optimizer.step(), which is not found"
-        raise Refused(backward.lineno, reason, "wrap the step by hand: with timestep_sampler.observe(): ...")
+        raise Refused(backward.lineno, reason, "call the optimizer so, on a line of its own, and patch again")
     for step in steps:
         if not source.is_alone(step):
             reason = f"optimizer.step() must stand alone on its line, got {source.line_of(step)}"

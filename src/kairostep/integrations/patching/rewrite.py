@@ -90,6 +90,8 @@ def is_ours(node: ast.stmt | ast.expr) -> bool:
     if isinstance(node, ast.Import | ast.ImportFrom):
         modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
         return any(module.partition(".")[0] == "kairostep" for module in modules)
+    if isinstance(node, ast.Constant):
+        return bool(node.value == f"--{SAMPLER}")
     return isinstance(node, ast.Name) and node.id in ("kairostep", SAMPLER)
 
 
@@ -141,18 +143,18 @@ def make_sampler(source: Source, loop: Loop) -> str:
     before = function.body[:at]
     prepared = [node for node in before if calls(node, f"{loop.accelerator}.prepare")]
     made = [node for node in before if isinstance(node, ast.Assign) and dotted(node.targets[0]) == loop.accelerator]
-    by_hand = f"make {SAMPLER} = ScriptSampler(args.{SAMPLER}, accelerator) before the loop"
     if not prepared and not made:
         reason = f"{loop.accelerator}.prepare(...) must come before the loop in its function, which is not found"
-        raise Refused(loop.body.lineno, reason, by_hand)
+        raise Refused(loop.body.lineno, reason, "prepare the model there, and patch again")
     after = (prepared or made)[-1]
     loaded = [node for node in before if calls(node, f"{loop.accelerator}.load_state")]
     if loaded and loaded[0].lineno < after.lineno:
         reason = "the state must be loaded after prepare, so that it holds the sampler, got it before"
-        raise Refused(loaded[0].lineno, reason, by_hand)
+        raise Refused(loaded[0].lineno, reason, "move it after prepare, and patch again")
     attributes = {dotted(node) for node in ast.walk(function) if isinstance(node, ast.Attribute)}
     if not any(name.startswith("args.") for name in attributes):
-        raise Refused(loop.body.lineno, "the loop's function must know the arguments as args, got no args.", by_hand)
+        reason = "the loop's function must know the arguments as args, which is not found"
+        raise Refused(loop.body.lineno, reason, "call the parsed arguments args there, and patch again")
     seed = ", seed=args.seed" if "args.seed" in attributes else ""
     text = f"{SAMPLER} = ScriptSampler(args.{SAMPLER}, {loop.accelerator}{seed})"
     source.insert_after(after, [source.indent(after) + text])
