@@ -49,6 +49,7 @@ def test_a_missing_folder_is_told_before_the_diff(tmp_path: Path, capsys: pytest
     path.write_text(TEXT)
     told = failure(capsys, str(path), "-o", str(out))
     assert f"OUT must be in a folder that exists, got {out}: mkdir -p {out.parent}" in told
+    assert f"OUT must be a file, got the folder {tmp_path}: name" in failure(capsys, str(path), "-o", str(tmp_path))
 
 
 def test_a_script_that_saves_no_state_is_patched_with_a_note(

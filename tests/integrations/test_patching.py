@@ -125,11 +125,12 @@ def test_the_import_is_sorted_as_the_scripts_are_without_regard_to_capitals() ->
     assert f"import set_seed\n{line}from PIL import Image\n" in patch_script(text).text
 
 
-def test_windows_line_ends_stay() -> None:
-    text = SCRIPTS["mse"].replace("\n", "\r\n")
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+def test_other_line_ends_stay(end: str) -> None:
+    text = SCRIPTS["mse"].replace("\n", end)
     patched = patch_script(text).text
     assert patched.count("\n") == patched.count("\r\n")
-    assert patched.replace("\r\n", "\n") == patch_script(SCRIPTS["mse"]).text
+    assert patched.replace(end, "\n") == patch_script(SCRIPTS["mse"]).text
 
 
 def line_of(text: str, part: str) -> int:

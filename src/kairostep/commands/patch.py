@@ -40,8 +40,8 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     from kairostep.integrations.patching import Refused, patch_script
 
     check_sampler(known.sampler)
-    output = find_output(known.output or known.script)
     mark, text = read_script(known.script)
+    output = find_output(known.output or known.script)
     try:
         patched = patch_script(text, known.sampler, known.script.name)
     except Refused as error:
@@ -53,9 +53,8 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
         print(f"loss weight: {', '.join(patched.weights) or 'none found'}")
     else:
         write_script(output, mark + patched.text.encode(), like=output if output.exists() else known.script)
-        print(
-            f"{output}: {patched.num_changed} lines changed; try --timestep_sampler=uniform, the script's own density"
-        )
+        told = "try --timestep_sampler=uniform, the script's own density"
+        print(f"{output}: {patched.num_changed} lines changed; {told}")
     print_notes(patched)
 
 
@@ -76,6 +75,8 @@ def find_output(path: Path) -> Path:
     output = path.resolve()
     if not output.parent.is_dir():
         raise ValueError(f"OUT must be in a folder that exists, got {path}: mkdir -p {output.parent}")
+    if output.is_dir():
+        raise ValueError(f"OUT must be a file, got the folder {path}: name a file in it")
     return output
 
 

@@ -112,7 +112,7 @@ def check_python(before: str, after: str) -> None:
 
 def comments_in(text: str) -> list[tuple[str, int]]:
     """Return the comments of a script with their lines."""
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    tokens = tokenize.generate_tokens(io.StringIO(text, newline=None).readline)
     return [(token.string.rstrip(), token.start[0]) for token in tokens if token.type == tokenize.COMMENT]
 
 

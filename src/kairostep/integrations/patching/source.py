@@ -42,7 +42,7 @@ class Source:
         self.line_starts = [0]
         for line in self.bytes.splitlines(keepends=True):
             self.line_starts.append(self.line_starts[-1] + len(line))
-        self.newline = "\r\n" if "\r\n" in self.text else "\n"
+        self.newline = next((end for end in ("\r\n", "\n", "\r") if end in self.text), "\n")
 
     def start(self, node: Node) -> int:
         """Return where a node begins."""
