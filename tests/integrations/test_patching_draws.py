@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from accelerate import Accelerator
-from training_scripts import RAND, SCRIPTS, script
+from training_scripts import RAND, RANDINT, SCRIPTS, script
 
 from kairostep.integrations.diffusers_scripts import ScriptSampler
 from kairostep.integrations.patching import Refused, patch_script
@@ -34,6 +34,8 @@ def test_a_random_number_that_becomes_no_timestep_is_no_draw() -> None:
     assert refusal(text).startswith(f"line {line_of(text, 'timesteps = sample')}: no draw of timesteps is recognised")
     masked = text.replace("sample_timesteps(bsz)", "torch.where(u < 0.1, 0, sample_timesteps(u.shape[0]))")
     assert "no draw of timesteps is recognised" in refusal(masked)
+    offset = text.replace("bsz)\n", f"bsz)\n{STEP}noise = noise + 0.1 * u.view(-1, 1, 1, 1)\n", 1)
+    assert "no draw of timesteps is recognised" in refusal(offset)
     patched = patch_script(SCRIPT.replace(f"timesteps = {DRAW}", f"{dropout}timesteps = {DRAW}")).text
     assert "u = torch.rand((bsz,))\n" in patched
     assert "timesteps = timestep_sampler.randint(\n" in patched
@@ -58,6 +60,7 @@ def test_a_share_that_becomes_a_timestep_is_a_draw(draw: str) -> None:
 REORDERED = [
     "timesteps = timesteps.long().sort().values",
     "timesteps, order = torch.sort(timesteps)",
+    "timesteps = torch.tensor(sorted(timesteps.tolist()))",
     "timesteps = timesteps[torch.randperm(bsz)]",
     "timesteps = timesteps[order].long()",
     "timesteps = timesteps.flip(0)",
@@ -153,3 +156,60 @@ def test_the_parameters_of_a_draw_are_those_of_the_samplers_method(function: str
     assert list(inspect.signature(method).parameters)[1:] == list(PARAMETERS[function])
     positional = [part for part in inspect.signature(method).parameters.values() if part.kind is not part.KEYWORD_ONLY]
     assert len(positional) - 1 >= NUM_POSITIONAL[function]
+
+
+DIFFUSERS = {  # what its scripts make of their draws, each with the function that draws
+    "distillation": """
+                index = torch.randint(0, args.num_ddim_timesteps, (bsz,), device=latents.device).long()
+                start_timesteps = solver.ddim_timesteps[index]
+                timesteps = start_timesteps - topk
+                timesteps = torch.where(timesteps < 0, torch.zeros_like(timesteps), timesteps)
+                noisy_latents = noise_scheduler.add_noise(latents, noise, start_timesteps)
+                model_pred = unet(noisy_latents, start_timesteps)
+                x_prev = solver.ddim_step(model_pred, noise, index)
+                target = unet(x_prev.float(), timesteps).sample
+""",
+    "an adapter": """
+                timesteps = torch.rand((bsz,), device=latents.device)
+                timesteps = (1 - timesteps**3) * noise_scheduler.config.num_train_timesteps
+                timesteps = timesteps.long().to(noise_scheduler.timesteps.dtype)
+                timesteps = timesteps.clamp(0, noise_scheduler.config.num_train_timesteps - 1)
+                noisy_latents = noise_scheduler.add_noise(latents, noise, timesteps)
+                sigmas = get_sigmas(timesteps, len(noisy_latents.shape), noisy_latents.dtype)
+                model_pred = unet(noisy_latents / ((sigmas**2 + 1) ** 0.5), timesteps, return_dict=False)[0]
+                target = latents
+""",
+    "two branches": """
+                if not args.do_edm_style_training:
+                    timesteps = torch.randint(0, noise_scheduler.config.num_train_timesteps, (bsz,))
+                    timesteps = timesteps.long()
+                else:
+                    indices = torch.randint(0, noise_scheduler.config.num_train_timesteps, (bsz,))
+                    timesteps = noise_scheduler.timesteps[indices].to(device=latents.device)
+                snr = compute_snr(noise_scheduler, timesteps)
+                gamma = args.snr_gamma * torch.ones_like(timesteps)
+                mse_loss_weights = torch.stack([snr, gamma], dim=1).min(dim=1)[0] / snr
+                mse_loss_weights[snr == 0] = 1.0
+                model_pred = unet(noise_scheduler.add_noise(latents, noise, timesteps), timesteps)[0]
+                target = noise
+""",
+    "a list": """
+                u = compute_density_for_timestep_sampling(args.weighting_scheme, bsz)
+                indices = (u * noise_scheduler.config.num_train_timesteps).long()
+                timesteps = noise_scheduler.timesteps[indices].to(device=latents.device)
+                sigmas = get_sigmas(timesteps, n_dim=latents.ndim)[:, None]
+                noisy_list = list(((1.0 - sigmas) * latents + sigmas * noise).unsqueeze(2).unbind(dim=0))
+                model_pred = torch.stack(transformer(noisy_list, (1000 - timesteps) / 1000)[0], dim=0)
+                model_pred = model_pred[:, : latents.size(1), :]
+                target = noise - latents
+""",
+}
+
+
+@pytest.mark.parametrize("name", DIFFUSERS)
+def test_what_diffusers_makes_of_its_draws_is_recognised(name: str) -> None:
+    text = SCRIPTS["mse"].replace(RANDINT, DIFFUSERS[name].lstrip("\n"))
+    patched = patch_script(text).text
+    num_draws = patched.count("timestep_sampler.r") + patched.count("timestep_sampler.compute_density")
+    assert num_draws == (2 if name == "two branches" else 1)
+    assert patched.count("timestep_sampler.mean(") == 1

@@ -78,6 +78,7 @@ PICKED = {
     "predictions": ("loss = F.mse_loss(model_pred[mask], target[mask])", "loss = F.mse_loss(model_pred[m"),
     "predictions before": ("loss = F.mse_loss(pred, target[mask])", "pred = model_pred[mask]"),
     "a comparison": ("loss = F.mse_loss(model_pred[latents > 0], target)", "loss = F.mse_loss(model_pred[lat"),
+    "the largest": ("loss = loss.flatten().topk(4).values.mean()", "loss = loss.flat"),
     "a function": ("loss = loss.masked_select(mask).mean()", "loss = loss.masked"),
 }
 

@@ -15,7 +15,7 @@ from kairostep.integrations.patching.source import (
     value_of,
 )
 from kairostep.integrations.patching.tree import Block, Frame, frames_to
-from kairostep.integrations.patching.use_of_draw import dotted_end, keeps_rows
+from kairostep.integrations.patching.use_of_draw import REORDER, dotted_end, keeps_rows, receiver
 
 LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 MODULES = ("F", "nn.functional", "torch.nn.functional")  # that have them
@@ -150,11 +150,13 @@ class Trace:
             node for node in filter(is_assignment, ast.walk(self.loop.body)) if dotted(targets_of(node)[0]) in names
         ]
         for node in (part for value in [*map(value_of, lines), *made_of] for part in ast.walk(value)):
-            picks = isinstance(node, ast.Call) and dotted_end(node.func) in ("masked_select", "index_select")
-            if isinstance(node, ast.Subscript) and names_in(node.value) & self.from_draws:
-                picks = not keeps_rows(node.slice, number=True)
-            if picks:
-                assert isinstance(node, ast.expr)
+            if isinstance(node, ast.Subscript):
+                picked_from = None if keeps_rows(node.slice, number=True) else node.value
+            elif isinstance(node, ast.Call) and dotted_end(node.func) in REORDER:
+                picked_from = receiver(node)
+            else:
+                continue
+            if picked_from is not None and names_in(picked_from) & self.from_draws:
                 reason = f"losses must be of whole samples in the order of the batch, got {self.source.of(node)}"
                 raise Refused(node.lineno, reason, WITH_MASK)
 

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 TIMES = ("timesteps", "timestep", "t", "u", "indices", "index", "sigma_indices")  # what scripts call their draws
 SIGMAS = ("sigmas", "sigma")  # what they call noise levels, of which 1 is noise
-TAKE_TIMES = ("add_noise", "scale_noise", "get_velocity", "get_sigmas", "q_sample")  # functions of timesteps
+TAKE_TIMES = {"add_noise": 2, "get_velocity": 2, "scale_noise": 1, "q_sample": 1, "get_sigmas": 0}  # at which place
 REORDER = (  # of the draws themselves; a table may be read at them
     *("sort", "argsort", "msort", "topk", "unique", "flip", "flipud", "roll"),
-    *("index_select", "masked_select", "gather", "take", "take_along_dim"),
+    *("sorted", "reversed", "index_select", "masked_select", "gather", "take", "take_along_dim"),
 )
 ABOUT = ("shape", "size", "device", "dtype", "ndim", "len", "ones_like", "zeros_like", "empty_like")  # no values
 
@@ -92,8 +92,7 @@ class UseOfDraw:
     def sets_times(self, statement: ast.stmt) -> bool:
         """Return whether a statement uses the values as timesteps or noise levels."""
         for call in (node for node in ast.walk(statement) if isinstance(node, ast.Call)):
-            arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-            if dotted(call.func).rpartition(".")[2] in TAKE_TIMES and any(map(self.carries, arguments)):
+            if any(map(self.carries, times_given_to(call))):
                 return True
         if not isinstance(statement, Changing) or statement.value is None or not self.carries(statement.value):
             return False
@@ -144,10 +143,19 @@ class UseOfDraw:
         return False
 
 
+def times_given_to(call: ast.Call) -> list[ast.expr]:
+    """Return the argument of add_noise and the like that is the timesteps."""
+    place = TAKE_TIMES.get(dotted_end(call.func))
+    if place is None:
+        return []
+    named = [keyword.value for keyword in call.keywords if keyword.arg in ("timesteps", "timestep", "t")]
+    return named or call.args[place : place + 1]
+
+
 def receiver(call: ast.Call) -> ast.expr | None:
     """Return what a call works on: x of x.sort() and of torch.sort(x)."""
-    if not isinstance(call.func, ast.Attribute):
-        return None
+    if not isinstance(call.func, ast.Attribute):  # sorted(x)
+        return call.args[0] if dotted(call.func) in REORDER and call.args else None
     if dotted(call.func.value) == "torch":
         return call.args[0] if call.args else None
     return call.func.value
