@@ -36,6 +36,8 @@ def test_a_random_number_that_becomes_no_timestep_is_no_draw() -> None:
     assert "no draw of timesteps is recognised" in refusal(masked)
     offset = text.replace("bsz)\n", f"bsz)\n{STEP}noise = noise + 0.1 * u.view(-1, 1, 1, 1)\n", 1)
     assert "no draw of timesteps is recognised" in refusal(offset)
+    name = SCRIPT.replace(DRAW, "torch.rand((bsz,))").replace("timesteps.long()", "sample_timesteps(bsz)")
+    assert "no draw of timesteps is recognised" in refusal(name)
     patched = patch_script(SCRIPT.replace(f"timesteps = {DRAW}", f"{dropout}timesteps = {DRAW}")).text
     assert "u = torch.rand((bsz,))\n" in patched
     assert "timesteps = timestep_sampler.randint(\n" in patched
@@ -63,6 +65,7 @@ REORDERED = [
     "timesteps = torch.tensor(sorted(timesteps.tolist()))",
     "timesteps = timesteps[torch.randperm(bsz)]",
     "timesteps = timesteps[order].long()",
+    "timesteps = timesteps[order + 1]",
     "timesteps = timesteps.flip(0)",
     "timesteps = timesteps.roll(1, 0)",
     "order = timesteps.argsort()",
@@ -89,6 +92,7 @@ def test_draws_in_another_order_are_refused(line: str) -> None:
         "alphas = noise_scheduler.alphas_cumprod.gather(0, timesteps)[:, None, None, None]",
         "rows = latents[torch.randperm(timesteps.shape[0])]",
         "first = timesteps[0].item()",
+        "sigmas = noise_scheduler.sigmas[timesteps][(...,) + (None,) * (latents.ndim - 1)]",
     ],
 )
 def test_tables_read_at_the_draws_and_one_of_them_printed_are_no_other_order(line: str) -> None:

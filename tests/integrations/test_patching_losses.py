@@ -79,6 +79,7 @@ PICKED = {
     "predictions before": ("loss = F.mse_loss(pred, target[mask])", "pred = model_pred[mask]"),
     "a comparison": ("loss = F.mse_loss(model_pred[latents > 0], target)", "loss = F.mse_loss(model_pred[lat"),
     "the largest": ("loss = loss.flatten().topk(4).values.mean()", "loss = loss.flat"),
+    "every second": ("loss = loss[::2].mean()", "loss = loss[::2]"),
     "a function": ("loss = loss.masked_select(mask).mean()", "loss = loss.masked"),
 }
 
@@ -95,7 +96,8 @@ def test_losses_of_picked_elements_are_refused(name: str) -> None:
 def test_a_slice_of_other_dimensions_and_a_weight_read_from_a_table_are_no_picking() -> None:
     text = with_loss(
         "model_pred = model_pred[:, : target.size(1), :]",
-        "snr_weights = noise_scheduler.alphas_cumprod[timesteps].view(-1, 1, 1, 1)",
+        "model_pred = model_pred[:, channels]",
+        "snr_weights = noise_scheduler.alphas_cumprod.to(timesteps.device)[timesteps].view(-1, 1, 1, 1)",
         'loss = (F.mse_loss(model_pred, target[:, :4], reduction="none") * snr_weights).mean()',
     )
     assert "loss = timestep_sampler.mean(\n" in patch_script(text).text

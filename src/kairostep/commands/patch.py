@@ -2,7 +2,7 @@
 
 import argparse
 import codecs
-import shutil
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,7 +72,10 @@ def check_sampler(name: str) -> None:
 
 def find_output(path: Path) -> Path:
     """Return the file to write, at the end of symbolic links, in a folder that exists."""
-    output = path.resolve()
+    try:
+        output = path.resolve()
+    except RuntimeError as error:  # a loop of links
+        raise ValueError(f"OUT must be a file or a link to one, got {path}: {error}") from error
     if not output.parent.is_dir():
         raise ValueError(f"OUT must be in a folder that exists, got {path}: mkdir -p {output.parent}")
     if output.is_dir():
@@ -96,9 +99,10 @@ def write_script(path: Path, content: bytes, *, like: Path) -> None:
     """Write a file whole or not at all, with the permissions of another."""
     from kairostep.files import whole_file
 
+    permissions = stat.S_IMODE(like.stat().st_mode)
     with whole_file(path) as temporary:
         temporary.write_bytes(content)
-        shutil.copymode(like, temporary)
+    path.chmod(permissions)
 
 
 def print_notes(patched: "Patched") -> None:

@@ -156,7 +156,7 @@ class Trace:
                 picked_from = receiver(node)
             else:
                 continue
-            if picked_from is not None and names_in(picked_from) & self.from_draws:
+            if picked_from is not None and made_from(picked_from) & self.from_draws:
                 reason = f"losses must be of whole samples in the order of the batch, got {self.source.of(node)}"
                 raise Refused(node.lineno, reason, WITH_MASK)
 
@@ -184,6 +184,18 @@ class Trace:
 def sums(first: set[Means], second: set[Means]) -> set[Means]:
     """Return the means of a sum, for each of the means that its two terms may be made of."""
     return {one | other for one in first for other in second}
+
+
+def made_from(value: ast.expr) -> set[str]:
+    """Return the variables whose rows an expression has: x of x.to(t.device), those of all arguments of F.mse_loss."""
+    while isinstance(value, ast.Attribute | ast.Subscript | ast.Call):
+        if not isinstance(value, ast.Call):
+            value = value.value
+        elif isinstance(value.func, ast.Attribute) and dotted(value.func.value) not in (*MODULES, "torch"):
+            value = value.func.value
+        else:
+            return {name for part in value.args for name in names_in(part)}
+    return names_in(value)
 
 
 def reduced_name(call: ast.Call) -> str | None:

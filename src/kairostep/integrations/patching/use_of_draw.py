@@ -96,12 +96,16 @@ class UseOfDraw:
                 return True
         if not isinstance(statement, Changing) or statement.value is None or not self.carries(statement.value):
             return False
+        if self.blends(statement.value):
+            return True
+        if statement is self.draw.statement and dotted(self.draw.call.func) == "torch.rand":  # by its name alone
+            return False
         names = {name for target in targets(statement) for name in names_in(target)}
-        return any("timestep" in name or "sigma" in name for name in names) or self.blends(statement.value)
+        return any("timestep" in name or "sigma" in name for name in names)
 
     def blends(self, value: ast.expr) -> bool:
         """Return whether an expression multiplies something by a draw called t, as x_t = (1 - t) * x0 + t * noise."""
-        return "t" in self.carrying and any(
+        return bool(self.carrying & {"t", "timestep", "timesteps"}) and any(
             isinstance(node, ast.BinOp)
             and isinstance(node.op, ast.Mult)
             and self.carries(node.left) != self.carries(node.right)
@@ -174,9 +178,15 @@ def targets(statement: ast.stmt) -> list[ast.expr]:
 
 
 def keeps_rows(index: ast.expr, *, number: bool) -> bool:
-    """Return whether an index leaves all rows in order: slices, `None`, `...`, and a number where it is allowed."""
+    """Return whether an index leaves the rows in order: `:`, `None` or `...` first, or a number where it is allowed."""
+    if isinstance(index, ast.BinOp):  # (...,) + (None,) * n
+        parts = [part for node in ast.walk(index) if isinstance(node, ast.Tuple) for part in node.elts]
+        return bool(parts) and all(is_constant(part, number=False) for part in parts)
     parts = index.elts if isinstance(index, ast.Tuple) else [index]
-    return all(isinstance(part, ast.Slice) or is_constant(part, number=number) for part in parts)
+    rows = next((part for part in parts if not (isinstance(part, ast.Constant) and part.value is None)), None)
+    if isinstance(rows, ast.Slice):
+        return rows.step is None
+    return rows is None or is_constant(rows, number=number)
 
 
 def is_constant(part: ast.expr, *, number: bool) -> bool:
