@@ -22,7 +22,7 @@ parser.add_argument("--checkpointing_steps", type=int, default=50)
 parser.add_argument("--gradient_accumulation_steps", type=int, default=2)
 parser.add_argument("--snr_gamma", type=float, default=None)
 parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--timestep_sampler", default="root_loss", help="One of kairostep's timestep samplers.")
+parser.add_argument("--timestep_sampler", default="root_loss", help="uniform has the script's density")
 args = parser.parse_args()
 
 set_seed(args.seed)

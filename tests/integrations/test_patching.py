@@ -42,7 +42,7 @@ def test_the_diff_of_a_snr_script_reads_as_written_by_hand() -> None:
     added = [line[1:].strip() for line in diff.splitlines()[2:] if line.startswith("+")]
     assert added == [
         "from kairostep.integrations.diffusers_scripts import ScriptSampler",
-        'parser.add_argument("--timestep_sampler", default="root_loss", help="One of kairostep\'s timestep samplers.")',
+        'parser.add_argument("--timestep_sampler", default="root_loss", help="uniform has the script\'s density")',
         "timestep_sampler = ScriptSampler(args.timestep_sampler, accelerator, seed=args.seed)",
         "timesteps = timestep_sampler.randint(",
         "0, noise_scheduler.config.num_train_timesteps, (bsz,), device=latents.device",
@@ -124,11 +124,12 @@ def test_the_import_is_sorted_as_the_scripts_are_without_regard_to_capitals() ->
     assert f"import set_seed\n{line}from PIL import Image\n" in patch_script(text).text
 
 
-def test_windows_line_ends_stay() -> None:
-    text = SCRIPTS["mse"].replace("\n", "\r\n")
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+def test_other_line_ends_stay(end: str) -> None:
+    text = SCRIPTS["mse"].replace("\n", end)
     patched = patch_script(text).text
     assert patched.count("\n") == patched.count("\r\n")
-    assert patched.replace("\r\n", "\n") == patch_script(SCRIPTS["mse"]).text
+    assert patched.replace(end, "\n") == patch_script(SCRIPTS["mse"]).text
 
 
 def line_of(text: str, part: str) -> int:

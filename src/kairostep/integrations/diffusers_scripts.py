@@ -9,7 +9,7 @@
     with timestep_sampler.observe():
         optimizer.step()
 
-"uniform" draws what the script draws and leaves its losses as they are, bitwise; "root_loss" keeps its objective.
+"uniform" has the density of the script and leaves its losses as they are, bitwise; "root_loss" keeps its objective.
 """
 
 import math
@@ -191,7 +191,7 @@ def sampler_for_script(sampler: str | TimestepSampler, seed: int | None = None) 
         return sampler
     if ":" not in sampler and sampler not in (names := names_for_scripts()):
         raise ValueError(
-            f"--timestep_sampler must name a sampler that needs the losses alone, got {sampler!r}: take "
+            f"the sampler of a script must need the losses alone, got {sampler!r}: take "
             f"one of {', '.join(names)}, or module:Class"
         )
     made: TimestepSampler = from_name(sampler, **({} if seed is None else {"seed": seed}))

@@ -4,11 +4,27 @@ import ast
 from dataclasses import dataclass
 from typing import NoReturn
 
-from kairostep.integrations.patching.loop import Block, Frame, Loop, depend_on_draws, frames_to
-from kairostep.integrations.patching.source import Refused, Source, dotted, names_in
+from kairostep.integrations.patching.loop import Loop, depend_on_draws
+from kairostep.integrations.patching.source import (
+    Refused,
+    Source,
+    dotted,
+    is_assignment,
+    names_in,
+    targets_of,
+    value_of,
+)
+from kairostep.integrations.patching.tree import Block, Frame, frames_to
+from kairostep.integrations.patching.use_of_draw import REORDER, dotted_end, keeps_rows, receiver
 
 LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
-BY_HAND = "keep a loss for each sample and write loss = timestep_sampler.mean(losses)"
+MODULES = ("F", "nn.functional", "torch.nn.functional")  # that have them
+OPTIONS = ("input", "target", "reduction", "beta", "delta", "weight")  # of theirs that leave a loss for each element
+BY_HAND = "keep one loss for each sample, write loss = losses.mean() as the last line before backward, and patch again"
+ADD_FIRST = "add them before the mean, loss = (first + second).mean() with one loss for each sample, and patch again"
+WITH_MASK = "write ((losses * mask).sum([1, 2, 3]) / mask.sum([1, 2, 3])).mean() and patch again"
+
+Means = frozenset[int]  # where those begin that one step takes and adds
 
 
 @dataclass(frozen=True)
@@ -33,15 +49,30 @@ class Trace:
         self.from_draws = depend_on_draws(loop)
         self.prior_names = second_halves(loop.body)
         self.found: dict[int, Reduction] = {}
-        self.require(loop.loss, frames_to(loop.body, loop.backward), loop.backward)
+        self.check(self.require(loop.loss, frames_to(loop.body, loop.backward), loop.backward))
 
-    def require(self, name: str, frames: list[Frame], at: ast.stmt | ast.expr) -> None:
+    def check(self, steps: set[Means]) -> None:
+        """Refuse a script that takes no mean of its losses, or steps that take two of the same samples."""
+        if not self.found:
+            self.refuse(self.loop.backward, "the loss must be a mean over the losses of a batch, which is not found")
+        for means in sorted(steps, key=sorted):
+            for half in (False, True):
+                calls = [self.found[start].call for start in sorted(means) if self.found[start].is_prior == half]
+                if len(calls) > 1:
+                    first = calls[0].lineno
+                    reason = f"a step must take one mean of its losses, got a second after that of line {first}"
+                    raise Refused(calls[1].lineno, reason, ADD_FIRST)
+
+    def require(self, name: str, frames: list[Frame], at: ast.stmt | ast.expr) -> set[Means]:
         """Find what a variable was made of, or refuse the script."""
-        if not self.resolve(name, frames):
+        found = self.resolve(name, frames)
+        if found is None:
             self.refuse(at, f"{name} must be computed in the loop, but no assignment to it is found")
+        return found
 
-    def resolve(self, name: str, frames: list[Frame]) -> bool:
-        """Find what a variable was made of, looking back from a place in the loop; return whether it was found."""
+    def resolve(self, name: str, frames: list[Frame]) -> set[Means] | None:
+        """Return the means that a variable may be made of, looking back from a place in the loop."""
+        added: set[Means] = {frozenset()}
         for depth in reversed(range(len(frames))):
             block, end = frames[depth]
             for index in reversed(range(end)):
@@ -49,64 +80,85 @@ class Trace:
                 if not assigns(statement, name):
                     continue
                 if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
-                    self.term(statement.value, here)
+                    added = sums(self.term(statement.value, here), added)
                     continue
-                return self.enter(statement, name, here)
-        return False
+                found = self.enter(statement, name, here)
+                return None if found is None else sums(found, added)
+        return None
 
-    def enter(self, statement: ast.stmt, name: str, here: list[Frame]) -> bool:
+    def enter(self, statement: ast.stmt, name: str, here: list[Frame]) -> set[Means] | None:
         """Look into the statement that assigns the variable; a branch that does not may do without it."""
         if isinstance(statement, ast.If):
             branches = [branch for branch in (statement.body, statement.orelse) if not leaves(branch)]
             found = [self.resolve(name, [*here, (branch, len(branch))]) for branch in branches]
-            return any(found)
+            known = [means for means in found if means is not None]
+            return set().union(*known) if known else None
         if isinstance(statement, ast.With):
             return self.resolve(name, [*here, (statement.body, len(statement.body))])
-        if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
+        if not is_assignment(statement) or not isinstance(targets_of(statement)[0], ast.Name):
             self.refuse(statement, f"how this line makes {name} is not recognised")
-        self.term(statement.value, here)
-        return True
+        return self.term(value_of(statement), here)
 
-    def term(self, value: ast.expr, here: list[Frame]) -> None:
+    def term(self, value: ast.expr, here: list[Frame]) -> set[Means]:
         """Take apart a sum, down to means over the batch."""
         if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
-            self.term(value.left, here)
-            self.term(value.right, here)
-        elif isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult | ast.Div):
+            return sums(self.term(value.left, here), self.term(value.right, here))
+        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult | ast.Div):
             factors = [side for side in (value.left, value.right) if not is_setting(side)]
             if len(factors) != 1 or (factors[0] is value.right and isinstance(value.op, ast.Div)):
                 self.refuse(value, f"the mean must be taken last, got {self.source.of(value)}")
-            self.term(factors[0], here)
-        elif isinstance(value, ast.Name):
-            self.require(value.id, here, value)
-        elif isinstance(value, ast.Call) and self.is_mean(value):
-            self.found[self.source.start(value)] = self.reduction(value, here)
-        else:
+            return self.term(factors[0], here)
+        if isinstance(value, ast.Name):
+            return self.require(value.id, here, value)
+        if not isinstance(value, ast.Call) or not self.is_mean(value):
             self.refuse(value, f"a mean over the batch is expected, got {self.source.of(value)}")
+        made_of = self.made_of(value, here)
+        if not any(names_in(part) & self.from_draws for part in made_of):  # of weights, which have no timestep
+            return {frozenset()}
+        start = self.source.start(value)
+        self.found[start] = self.reduction(value, made_of)
+        return {frozenset({start})}
 
     def is_mean(self, call: ast.Call) -> bool:
         """Return whether a call takes the mean over all there is."""
         function = dotted(call.func)
-        if function.rpartition(".")[2] in LOSSES and function.rpartition(".")[0] in ("F", "torch.nn.functional"):
+        if function.rpartition(".")[2] in LOSSES and function.rpartition(".")[0] in MODULES:
             reduction = [keyword.value for keyword in call.keywords if keyword.arg == "reduction"]
-            return all(isinstance(value, ast.Constant) and value.value == "mean" for value in reduction)
+            is_known = len(call.args) <= 2 and all(keyword.arg in OPTIONS for keyword in call.keywords)
+            return is_known and all(isinstance(value, ast.Constant) and value.value == "mean" for value in reduction)
         if function == "torch.mean":
             return len(call.args) == 1 and not call.keywords
         return isinstance(call.func, ast.Attribute) and call.func.attr == "mean" and not call.args and not call.keywords
 
-    def reduction(self, call: ast.Call, here: list[Frame]) -> Reduction:
+    def made_of(self, call: ast.Call, here: list[Frame]) -> list[ast.expr]:
+        """Return a mean and, of `loss.mean()`, the lines before that made the variable, in the same block."""
+        reduced, (block, end) = reduced_name(call), here[-1]
+        lines = [line for line in block[:end] if reduced and is_assignment(line) and is_name(line, reduced)]
+        return [call, *(value_of(line) for line in lines)]
+
+    def reduction(self, call: ast.Call, made_of: list[ast.expr]) -> Reduction:
         """Return what is known of a mean: the weight within it, and the half of the batch that it is of."""
-        reduced = call.func.value if isinstance(call.func, ast.Attribute) and not call.args else None
-        made_of: list[ast.expr] = [call]
-        if isinstance(reduced, ast.Name):  # loss.mean(): the lines before made it, in the same block
-            block, end = here[-1]
-            made_of += [
-                line.value for line in block[:end] if isinstance(line, ast.Assign) and is_name(line, reduced.id)
-            ]
-        own = {reduced.id} if isinstance(reduced, ast.Name) else set()
-        weights = [name for value in made_of for name in self.weights_in(value) if name not in own]
+        self.check_rows(made_of)
+        weights = [name for value in made_of for name in self.weights_in(value) if name != reduced_name(call)]
         prior = any(names_in(value) & self.prior_names for value in made_of)
         return Reduction(call, weights[0] if weights else None, prior)
+
+    def check_rows(self, made_of: list[ast.expr]) -> None:
+        """Refuse losses of some elements alone, picked by a mask: their samples are not known any more."""
+        names = {name for value in made_of for name in names_in(value)} & self.from_draws
+        lines = [
+            node for node in filter(is_assignment, ast.walk(self.loop.body)) if dotted(targets_of(node)[0]) in names
+        ]
+        for node in (part for value in [*map(value_of, lines), *made_of] for part in ast.walk(value)):
+            if isinstance(node, ast.Subscript):
+                picked_from = None if keeps_rows(node.slice, number=True) else node.value
+            elif isinstance(node, ast.Call) and dotted_end(node.func) in REORDER:
+                picked_from = receiver(node)
+            else:
+                continue
+            if picked_from is not None and made_from(picked_from) & self.from_draws:
+                reason = f"losses must be of whole samples in the order of the batch, got {self.source.of(node)}"
+                raise Refused(node.lineno, reason, WITH_MASK)
 
     def weights_in(self, value: ast.expr) -> list[str]:
         """Return the variables that depend on the draws and multiply something: `w * ...` or `w.float() * ...`."""
@@ -127,6 +179,29 @@ class Trace:
     def refuse(self, node: ast.stmt | ast.expr, reason: str) -> NoReturn:
         """Refuse the script at a line."""
         raise Refused(node.lineno, reason, BY_HAND)
+
+
+def sums(first: set[Means], second: set[Means]) -> set[Means]:
+    """Return the means of a sum, for each of the means that its two terms may be made of."""
+    return {one | other for one in first for other in second}
+
+
+def made_from(value: ast.expr) -> set[str]:
+    """Return the variables whose rows an expression has: x of x.to(t.device), those of all arguments of F.mse_loss."""
+    while isinstance(value, ast.Attribute | ast.Subscript | ast.Call):
+        if not isinstance(value, ast.Call):
+            value = value.value
+        elif isinstance(value.func, ast.Attribute) and dotted(value.func.value) not in (*MODULES, "torch"):
+            value = value.func.value
+        else:
+            return {name for part in value.args for name in names_in(part)}
+    return names_in(value)
+
+
+def reduced_name(call: ast.Call) -> str | None:
+    """Return the variable of `loss.mean()`, if it is one."""
+    reduced = call.func.value if isinstance(call.func, ast.Attribute) and not call.args else None
+    return reduced.id if isinstance(reduced, ast.Name) else None
 
 
 def reductions(source: Source, loop: Loop) -> list[Reduction]:
@@ -166,9 +241,9 @@ def targets_in(statement: ast.stmt) -> list[list[ast.AST]]:
     return targets
 
 
-def is_name(statement: ast.Assign, name: str) -> bool:
+def is_name(statement: ast.Assign | ast.AnnAssign, name: str) -> bool:
     """Return whether a statement assigns this variable and no other."""
-    return isinstance(statement.targets[0], ast.Name) and statement.targets[0].id == name
+    return dotted(targets_of(statement)[0]) == name
 
 
 def is_setting(value: ast.expr) -> bool:

@@ -2,6 +2,9 @@
 
 import ast
 from dataclasses import dataclass, field
+from typing import TypeGuard
+
+Node = ast.expr | ast.stmt | ast.alias | ast.keyword
 
 
 class Refused(ValueError):
@@ -39,13 +42,13 @@ class Source:
         self.line_starts = [0]
         for line in self.bytes.splitlines(keepends=True):
             self.line_starts.append(self.line_starts[-1] + len(line))
-        self.newline = "\r\n" if "\r\n" in self.text else "\n"
+        self.newline = next((end for end in ("\r\n", "\n", "\r") if end in self.text), "\n")
 
-    def start(self, node: ast.expr | ast.stmt | ast.alias) -> int:
+    def start(self, node: Node) -> int:
         """Return where a node begins."""
         return self.line_starts[node.lineno - 1] + node.col_offset
 
-    def end(self, node: ast.expr | ast.stmt | ast.alias) -> int:
+    def end(self, node: Node) -> int:
         """Return where a node ends."""
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
@@ -56,8 +59,23 @@ class Source:
         return self.bytes[self.start(node) : self.end(node)].decode()
 
     def indent(self, node: ast.stmt) -> str:
-        """Return what stands before a statement in its line."""
-        return self.bytes[self.line_starts[node.lineno - 1] : self.start(node)].decode()
+        """Return the white space that the line of a statement begins with."""
+        line = self.bytes[self.line_starts[node.lineno - 1] : self.line_starts[node.lineno]].decode()
+        return line[: len(line) - len(line.lstrip(" \t\f"))]
+
+    def line_of(self, node: ast.stmt) -> str:
+        """Return the line that a statement begins in."""
+        return self.bytes[self.line_starts[node.lineno - 1] : self.line_starts[node.lineno]].decode().strip()
+
+    def starts_line(self, node: ast.stmt) -> bool:
+        """Return whether nothing stands before a statement in its line."""
+        return not self.bytes[self.line_starts[node.lineno - 1] : self.start(node)].strip()
+
+    def is_alone(self, node: ast.stmt) -> bool:
+        """Return whether a statement shares its lines with comments at most."""
+        assert node.end_lineno is not None
+        after = self.bytes[self.end(node) : self.line_starts[node.end_lineno]].strip()
+        return self.starts_line(node) and (not after or after.startswith(b"#"))
 
     def replace(self, start: int, end: int, text: str) -> None:
         """Replace the text between two positions."""
@@ -95,3 +113,19 @@ def dotted(node: ast.expr) -> str:
 def names_in(node: ast.AST) -> set[str]:
     """Return the variables that a part of the tree mentions."""
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def is_assignment(node: ast.AST) -> TypeGuard[ast.Assign | ast.AnnAssign]:
+    """Return whether a statement is `a = value` or `a: Tensor = value`."""
+    return isinstance(node, ast.Assign) or (isinstance(node, ast.AnnAssign) and node.value is not None)
+
+
+def targets_of(statement: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+    """Return what an assignment assigns to."""
+    return statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+
+
+def value_of(statement: ast.Assign | ast.AnnAssign) -> ast.expr:
+    """Return the right side of an assignment."""
+    assert statement.value is not None
+    return statement.value
