@@ -97,6 +97,37 @@ def test_a_process_that_hangs(tmp_path: Path) -> None:
         lost.tell(signal.SIGKILL)
 
 
+def be_impatient() -> None:
+    """Take a step of 4 seconds for one that does not end."""
+    be_quick()
+    process_watch.BUSY_FACTOR = 2
+
+
+def stick() -> None:
+    """Wait in step 8, as a read from a dead network disk does: other threads go on."""
+    be_impatient()
+    plain = Trainer.step
+
+    def step(self: Trainer, *arguments: Any) -> Any:
+        time.sleep(1000 if self.step_number == 8 else 0)
+        return plain(self, *arguments)
+
+    Trainer.step = step  # type: ignore[method-assign]
+
+
+def test_a_process_that_is_stuck_while_its_heart_beats(tmp_path: Path) -> None:
+    prepare = {0: be_impatient, 1: stick}
+    children = start_ranks(arguments(tmp_path / "run", ENDLESS), tmp_path / "log", prepare=prepare)
+    assert [child.join() for child in children] == [1, 1]
+    said = "".join(child.output for child in children)
+    assert re.search(
+        r"process [01] of 2 \(pid \d+ on \S+\) has been at one step for \d s: it, or a process that it waits for, is "
+        r"stuck in its data, its disk or its GPU; lost are the 1 steps since the last checkpoint \(of step 7\); go on",
+        said,
+    ), said
+    assert "Traceback" not in said
+
+
 def test_a_signal_while_another_process_hangs(tmp_path: Path) -> None:
     lost, other = start_training(tmp_path, 1, rank_timeout=1000, checkpoint_every=10**6)
     lost.tell(signal.SIGSTOP)

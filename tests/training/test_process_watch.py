@@ -63,7 +63,7 @@ def eventually(holds: Callable[[], bool], seconds: float = 5.0) -> bool:
     return holds()
 
 
-def beat(send: Callable[..., None], seconds: float, work: tuple[str | None, float] = (None, 0.0)) -> None:
+def beat(send: Callable[..., None], seconds: float, work: tuple[str | None, float, float] = (None, 0.0, 0.0)) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         send(beat=work, silence=(0.0, 0, ""))
@@ -81,12 +81,29 @@ def test_silence_is_a_loss_and_a_heartbeat_is_none(watch: ProcessWatch, other: C
 
 
 def test_a_process_that_writes_may_be_silent_for_long(watch: ProcessWatch, other: Callable[..., None]) -> None:
-    other(beat=("writing a checkpoint", 0.0), silence=(0.0, 0, ""))
+    other(beat=("writing a checkpoint", 0.0, 0.0), silence=(0.0, 0, ""))
     time.sleep(1.5 * TIMEOUT)
     assert watch.loss is None
-    other(beat=("writing a checkpoint", 31 * TIMEOUT), silence=(0.0, 0, ""))
+    other(beat=("writing a checkpoint", 31 * TIMEOUT, 0.0), silence=(0.0, 0, ""))
     assert eventually(lambda: watch.loss is not None)
     assert "has been writing a checkpoint for 31 s: its disk hangs, or is slow" in str(watch.loss)
+
+
+def test_a_step_that_does_not_end_is_a_loss(watch: ProcessWatch, other: Callable[..., None]) -> None:
+    other(beat=(None, 0.0, 29 * TIMEOUT), silence=(0.0, 0, ""))
+    time.sleep(0.2)
+    assert watch.loss is None
+    other(beat=(None, 0.0, 31 * TIMEOUT), silence=(0.0, 0, ""))
+    assert eventually(lambda: watch.loss is not None)
+    assert "has been at one step for 31 s: it, or a process that it waits for, is stuck in its data" in str(watch.loss)
+
+
+def test_the_first_step_and_what_comes_between_steps_may_take_long(watch: ProcessWatch) -> None:
+    with watch.one_step():
+        assert watch.step_began == float("inf")
+    with watch.one_step():
+        assert watch.step_began <= time.monotonic()
+    assert watch.step_began == float("inf")
 
 
 def test_this_process_writes_to_the_end(watch: ProcessWatch, other: Callable[..., None], left: Left) -> None:

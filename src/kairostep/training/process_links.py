@@ -36,6 +36,7 @@ class Link:
     heard: float = field(default_factory=time.monotonic)  # when the last message came
     busy: str | None = None  # the work during which that process may be silent for long
     busy_seconds: float = 0.0
+    step_seconds: float = 0.0  # that it has been at its present training step
     acknowledged: bool = False  # whether it has read the last words of this process
     received: bytes = b""
 

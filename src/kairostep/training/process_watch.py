@@ -31,7 +31,7 @@ SECONDS_TO_REACT = 0.5  # for the main thread to react to a second signal, unles
 SECONDS_TO_LEARN = 3.0  # for the main thread to learn who is lost, after a collective has failed
 SECONDS_TO_TELL = 2.0  # for the others to read the last words of a process
 SUSPICIOUS_SILENCE = 5.0  # seconds after which a process that was sent a signal no longer waits for another one
-BUSY_FACTOR = 30  # a process that writes may be silent, and write, so many times as long as another may be silent
+BUSY_FACTOR = 30  # a process that writes may be silent, and write or take a step, so many times as long as another
 
 
 class Watch:
@@ -45,6 +45,11 @@ class Watch:
     @contextmanager
     def busy(self, what: str) -> Iterator[None]:
         """Let this process be silent for long within the block, in which it writes and the others wait."""
+        yield
+
+    @contextmanager
+    def one_step(self) -> Iterator[None]:
+        """Tell the others how long this process has been in the block, one training step, if it is not the first."""
         yield
 
     def hear_signals(self) -> None:
@@ -78,6 +83,7 @@ class ProcessWatch(Watch):
         self.links, self.timeout, self.where = links, timeout, where
         self.interval, self.next_beat, self.started = min(1.0, timeout / 5), 0.0, time.monotonic()
         self.work: tuple[str, float] | None = None  # what this process writes, and since when
+        self.num_steps, self.step_began = 0, float("inf")
         self.silence = QUIET  # the longest one that process 0 knows of
         self.loss: Loss | None = None
         self.deadline = float("inf")  # when the watch ends this process, after a loss
@@ -121,6 +127,13 @@ class ProcessWatch(Watch):
             yield
         finally:
             self.work = None
+
+    @contextmanager
+    def one_step(self) -> Iterator[None]:
+        """Tell the others how long this process has been in the block, one training step, if it is not the first."""
+        self.step_began = time.monotonic() if self.num_steps else float("inf")  # the first may compile
+        yield
+        self.num_steps, self.step_began = self.num_steps + 1, float("inf")
 
     def hear_signals(self) -> None:
         """From now on, end this process on a signal if another one hangs."""
@@ -173,7 +186,7 @@ class ProcessWatch(Watch):
             if number in stopping_signals() and not (self.signals and repeats(number)):
                 self.signals.append((number, now))
         if now - before > self.timeout / 2:  # this process was stopped: what the others sent is still to be read
-            self.started = now
+            self.started, self.step_began = now, max(self.step_began, now)
             for link in self.links.known:
                 link.heard = now
         self._beat(now)
@@ -190,7 +203,7 @@ class ProcessWatch(Watch):
         link.name = message.get("name", link.name)
         link.acknowledged = link.acknowledged or "acknowledged" in message
         if "beat" in message:
-            link.busy, link.busy_seconds = message["beat"]
+            link.busy, link.busy_seconds, link.step_seconds = message["beat"]
             self.silence = Silence(*message["silence"])
         if "lost" in message:
             self._conclude(Loss(*message["lost"]))
@@ -203,7 +216,8 @@ class ProcessWatch(Watch):
     def _beat(self, now: float) -> None:
         if now >= self.next_beat:
             work = (self.work[0], now - self.work[1]) if self.work else (None, 0.0)
-            self.links.send({"beat": work, "silence": self._longest_silence(now)})
+            beat = (*work, max(0.0, now - self.step_began))
+            self.links.send({"beat": beat, "silence": self._longest_silence(now)})
             self.next_beat = now + self.interval
             self.beat_sent.set()
 
@@ -233,6 +247,9 @@ class ProcessWatch(Watch):
                 self._lose(link, f"has been silent for {duration(silence)}{doing}: it hangs, or cannot be reached")
             elif link.busy and link.busy_seconds > limit:
                 self._lose(link, f"has been {link.busy} for {duration(link.busy_seconds)}: its disk hangs, or is slow")
+            elif link.step_seconds > BUSY_FACTOR * self.timeout:
+                stuck = "it, or a process that it waits for, is stuck in its data, its disk or its GPU"
+                self._lose(link, f"has been at one step for {duration(link.step_seconds)}: {stuck}")
 
     def _lose(self, link: Link, what: str) -> None:
         self._conclude(Loss(link.rank or 0, link.name, what))

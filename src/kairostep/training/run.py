@@ -118,7 +118,8 @@ class Run:
             self.clock.start()
             while not self.finished:
                 # Take one step, exactly as a hand-written loop would
-                step = self.trainer.step(list(itertools.islice(batches, config.accumulate)))
+                with self.watch.one_step():
+                    step = self.trainer.step(list(itertools.islice(batches, config.accumulate)))
                 self.recorder.add(step.drawn, step.losses)
                 progress.advance(self.recorder.latest_loss)
                 # Write what is due: a line of metrics, samples, a checkpoint
