@@ -2,8 +2,13 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
@@ -26,6 +31,34 @@ def whole_file(path: Path, *, shared: bool = False) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Wait while another process is in this block with the same path, so that only the first one has to make the file.
+
+    The lock is a hidden file beside `path`, removed at the end. Where none can be made or locked, nothing waits.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    with ExitStack() as stack:
+        with suppress(OSError):  # a read-only folder, or a network disk without locks
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            while fcntl is not None and not _locked(lock, stack):
+                pass
+        yield
+
+
+def _locked(lock: Path, stack: ExitStack) -> bool:
+    """Lock a file until the stack ends. Return False if its holder removed it meanwhile: there may be a new one."""
+    with ExitStack() as own:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        own.callback(os.close, descriptor)  # releases the lock, as the end of the process does
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if not os.fstat(descriptor).st_nlink:
+            return False
+        own.callback(lock.unlink, missing_ok=True)  # before it is released
+        stack.enter_context(own.pop_all())
+    return True
 
 
 def sync_folder(folder: Path) -> None:

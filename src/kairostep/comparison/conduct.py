@@ -103,29 +103,40 @@ def mark_diverged(run: PlannedRun, step: int, message: str) -> None:
 def conduct(plan: Plan, work: Work, *, drop: bool = False) -> list[str]:
     """Train what a comparison lacks and return notes on what was left out.
 
-    The first seed trains at every rate, the others at the best rate of each arm. All arms train one seed before the
-    next seed starts, so that seeds are complete whenever the time is up.
+    The first seed trains at every rate, the others at the best rate of each arm. All arms start one seed before the
+    next seed, so that few seeds are incomplete when the time is up.
 
     Args:
         plan: What is compared.
         work: Trains the runs.
         drop: Whether arms that end beyond the baseline, by an interval over two seeds or more, train no further seeds.
     """
-    first, *others = plan.seeds
     notes = list[str]()
-    in_time = work.train([run for arm in plan.names for run in plan.runs(arm, first)])
-    rates = chosen_rates(plan)
-    for seed in others if in_time else ():
-        worse = dropped_arms(plan, rates) if drop else []
-        served = [arm for arm in plan.names if arm in rates and arm not in worse]
-        in_time = work.train([plan.run(arm, seed, rates[arm]) for arm in served])
-        notes += [f"{arm} was dropped before seed {seed}: its interval is beyond the baseline" for arm in worse]
+    in_time = True
+    for seeds in rounds_of(plan, drop=drop):
+        if seeds[0] == plan.seeds[0]:
+            runs = [run for seed in seeds for arm in plan.names for run in plan.runs(arm, seed)]
+        else:
+            rates = chosen_rates(plan)
+            worse = dropped_arms(plan, rates) if drop else []
+            served = [arm for arm in plan.names if arm in rates and arm not in worse]
+            runs = [plan.run(arm, seed, rates[arm]) for seed in seeds for arm in served]
+            notes += [f"{arm} was dropped before seed {seeds[0]}: its interval is beyond the baseline" for arm in worse]
+        in_time = work.train(runs)
         if not in_time:
             break
     if not in_time:
         left = ", ".join(run.name for run in work.left)
         notes.append(f"the budget of {duration(work.budget)} leaves for another call: {left}")
     return list(dict.fromkeys(notes))
+
+
+def rounds_of(plan: Plan, *, drop: bool) -> list[Sequence[int]]:
+    """Return the seeds that train without a look at results: one round, or a new one wherever results decide."""
+    if drop:
+        return [(seed,) for seed in plan.seeds]
+    first, *others = plan.seeds
+    return [(first,), others] if others and len(plan.rates) > 1 else [plan.seeds]
 
 
 def dropped_arms(plan: Plan, rates: dict[str, float]) -> list[str]:

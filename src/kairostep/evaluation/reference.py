@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from kairostep.data import Dataset
 from kairostep.data.streaming import stream
 from kairostep.evaluation.features import FeatureNetwork
 from kairostep.evaluation.moments import SAMPLE_SIZE, FeatureStatistics, shared_statistics
-from kairostep.files import whole_file
+from kairostep.files import one_at_a_time, whole_file
 from kairostep.progress_meter import ProgressMeter
 from kairostep.shares import WHOLE, Share
 
@@ -36,7 +37,8 @@ def reference_statistics(
     """Return the statistics of all images of a set, not mirrored, from the cache or computed now.
 
     The file is named after data, number, shape and network, and written under a temporary name first.
-    Of several processes the first one reads and writes it, and all return the same statistics.
+    Of several processes that share the images, the first one reads and writes it, and all return the same statistics.
+    Other processes that want the same file wait for it.
     """
     description = {
         "format": _FORMAT,
@@ -48,12 +50,13 @@ def reference_statistics(
     }
     text = json.dumps(description, sort_keys=True)
     path = Path(cache).expanduser() / f"features-{hashlib.sha256(text.encode()).hexdigest()[:16]}.safetensors"
-    found = share.from_first(_read(path, text) if share.is_first else None)
-    if found is None:
-        batches = _images(dataset, torch.device(device), batch_size, num_workers, share)
-        found = shared_statistics(network, batches, device=device, share=share)
-        if share.is_first:
-            _write(path, found, text)
+    with one_at_a_time(path) if share.is_first else nullcontext():
+        found = share.from_first(_read(path, text) if share.is_first else None)
+        if found is None:
+            batches = _images(dataset, torch.device(device), batch_size, num_workers, share)
+            found = shared_statistics(network, batches, device=device, share=share)
+            if share.is_first:
+                _write(path, found, text)
     return found
 
 
