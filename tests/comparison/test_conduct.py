@@ -13,9 +13,10 @@ from small_comparisons import command
 from small_runs import Child, assert_same_run, lines_of, num_lines
 
 import kairostep.cli
-from kairostep.comparison.conduct import every_run
+from kairostep.comparison.arms import read_arms
+from kairostep.comparison.conduct import every_run, rounds_of
 from kairostep.comparison.outcome import outcome_of
-from kairostep.comparison.plan import read_plan
+from kairostep.comparison.plan import make_plan, read_plan
 from kairostep.reports.report import Comparison, make_report
 from kairostep.seed_statistics import ratio_text
 from kairostep.training import Run
@@ -233,6 +234,22 @@ def test_a_dry_run_trains_nothing_and_says_how_long_it_takes(
     assert "uniform    4 x 1000 steps: about" in told
     assert "of training in all" in told
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("rates", "drop", "expected"),
+    [
+        ((), False, [[0, 1, 2]]),
+        ((1e-3, 2e-3), False, [[0], [1, 2]]),
+        ((), True, [[0], [1], [2]]),
+    ],
+    ids=["nothing to decide", "rates are chosen on the first seed", "arms may be dropped after each seed"],
+)
+def test_seeds_train_side_by_side_unless_results_decide_between_them(
+    rates: tuple[float, ...], drop: bool, expected: list[list[int]], tmp_path: Path
+) -> None:
+    plan = make_plan(tmp_path, "digits", read_arms("uniform,root_loss").arms, (), seeds=(0, 1, 2), rates=rates)
+    assert [list(seeds) for seeds in rounds_of(plan, drop=drop)] == expected
 
 
 def test_processes_train_what_one_trains(tmp_path: Path) -> None:
