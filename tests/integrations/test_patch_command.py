@@ -88,3 +88,22 @@ def test_the_samplers_that_can_be_named_are_told(tmp_path: Path, capsys: pytest.
     told = capsys.readouterr().out
     assert "the script's own density" in told
     assert "as before" not in told
+
+
+def test_a_missing_script_and_one_that_is_patched_already_are_refused_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "SCRIPT must be a file that can be read, got" in failure(capsys, str(tmp_path / "nope.py"))
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPTS["mse"])
+    main(["patch", str(path)])
+    capsys.readouterr()
+    assert "to change the sampler, run this one with --timestep_sampler=NAME" in failure(capsys, str(path))
+
+
+def test_a_file_that_is_replaced_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, output = tmp_path / "script.py", tmp_path / "patched.py"
+    path.write_text(SCRIPTS["mse"])
+    for told in ("lines changed; try", "lines changed, and replaced; try"):
+        main(["patch", str(path), "-o", str(output)])
+        assert told in capsys.readouterr().out

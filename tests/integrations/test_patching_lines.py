@@ -100,3 +100,12 @@ def test_a_loss_divided_in_the_backward_pass_is_the_loss(divided: str) -> None:
     assert "timestep_sampler.mean(" in patch_script(text).text
     by_losses = SCRIPT.replace("accelerator.backward(loss)", "accelerator.backward(loss / loss.max())")
     assert "backward must take one variable" in str(refusal(by_losses))
+
+
+def test_the_longest_lines_are_wrapped_if_not_all_can_be() -> None:
+    """Three calls are too long, and twelve lines leave room for two, which are not the first two."""
+    text = SCRIPTS["prior"].replace('reduction="mean"', 'weight=args.channels, reduction="mean"')
+    patched = patch_script(text)
+    assert patched.num_changed == 12
+    (draw,) = [line for line in patched.text.splitlines() if len(line) > 119]
+    assert "timesteps = timestep_sampler.randint(0, " in draw

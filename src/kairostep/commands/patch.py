@@ -48,11 +48,12 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     if known.check:
         print(f"{known.script} is recognised; a patch changes {patched.num_changed} lines:")
         print("\n".join(patched.changes))
-        print(f"loss weight: {', '.join(patched.weights) or 'none found'}")
     else:
+        replaced = ", and replaced" if known.output and output.exists() else ""
         write_script(output, mark + patched.text.encode(), like=output if output.exists() else known.script)
         told = "try --timestep_sampler=uniform, the script's own density"
-        print(f"{output}: {patched.num_changed} lines changed; {told}")
+        print(f"{output}: {patched.num_changed} lines changed{replaced}; {told}")
+    print(f"loss weight: {', '.join(patched.weights) or 'none found'}")
     print_notes(patched)
 
 
@@ -79,6 +80,8 @@ def read_script(path: Path) -> tuple[bytes, str]:
         return mark, content[len(mark) :].decode()
     except (UnicodeDecodeError, Unreadable) as error:
         raise ValueError(f"SCRIPT must be text in UTF-8, got {path}: {error}") from error
+    except OSError as error:
+        raise ValueError(f"SCRIPT must be a file that can be read, got {path}: {error.strerror}") from error
 
 
 def write_script(path: Path, content: bytes, *, like: Path) -> None:

@@ -29,9 +29,11 @@ def call_text(source: Source, call: ast.Call, function: str, arguments: str) -> 
     """Return a call in the place of another, its arguments on a line of their own if the line gets too long."""
     before = source.bytes[source.line_starts[call.lineno - 1] : source.start(call)].decode()
     text = f"{function}({arguments})"
-    if not source.wraps_left or "\n" in text or len(before) + len(text) <= WIDTH:
+    if "\n" in text or len(before) + len(text) <= WIDTH:
         return text
-    source.wraps_left -= 1
+    source.too_long[source.start(call)] = len(before) + len(text)
+    if source.start(call) not in source.wrapped:
+        return text
     indent = before[: len(before) - len(before.lstrip())]
     return f"{function}({source.newline}{indent}    {arguments}{source.newline}{indent})"
 
@@ -40,7 +42,7 @@ def change_mean(source: Source, mean: Reduction) -> str:
     """Take the sampler's weighted mean where the script takes the mean."""
     call = mean.call
     function = f"{SAMPLER}.prior.mean" if mean.is_prior else f"{SAMPLER}.mean"
-    weight = f", {mean.weight}" if mean.weight else ""
+    weight = f", {mean.shown_weight}" if mean.shown_weight else ""
     if mean.is_function:
         arguments = without_reduction(source, call) + weight
     elif dotted(call.func) == "torch.mean":

@@ -72,8 +72,10 @@ def is_draw(source: Source, loop: ast.For, draw: Draw) -> bool:
     function, target = dotted(draw.call.func), targets_of(draw.statement)[0]
     if function == DENSITY:
         return True
-    if function not in PARAMETERS or not isinstance(target, ast.Name) or target.id not in TIMES:
+    if function not in PARAMETERS or not isinstance(target, ast.Name):
         return False
+    if target.id not in TIMES:  # whatever it is called, its values are given to add_noise
+        return function == "torch.randint" and UseOfDraw(source, loop, draw).is_of_times
     arguments = arguments_of(draw.call)
     if function == "torch.multinomial":
         return bool(draw.call.args)
@@ -121,6 +123,9 @@ def other_draw(loop: ast.For) -> int | None:
     for node in filter(is_assignment, ast.walk(loop)):
         target = dotted(targets_of(node)[0])
         calls = [dotted(part.func) for part in ast.walk(value_of(node)) if isinstance(part, ast.Call)]
-        if target in TIMES + SIGMAS and any("rand" in call or "normal" in call or "sample" in call for call in calls):
+        is_of_steps = "num_train_timesteps" in ast.unparse(node)
+        if (target in TIMES + SIGMAS or is_of_steps) and any(
+            "rand" in call or "normal" in call or "sample" in call for call in calls
+        ):
             found.append((not target.startswith(("timestep", "sigma")), node.lineno))  # rather than some u
     return min(found)[1] if found else None

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from kairostep.integrations.patching.loop import Loop, depend_on_draws
+from kairostep.integrations.patching.rebuilt import rebuilt_from_output
 from kairostep.integrations.patching.source import (
     Refused,
     Source,
@@ -34,6 +35,12 @@ class Reduction:
     call: ast.Call
     weight: str | None  # the variable that the losses were multiplied by, one for each sample
     is_prior: bool  # of the half that preserves the prior
+    rebuilt_at: int | None = None  # the line that rebuilds the prediction by factors that the weight undoes
+
+    @property
+    def shown_weight(self) -> str | None:
+        """The weight that the sampler is shown."""
+        return None if self.rebuilt_at else self.weight
 
     @property
     def is_function(self) -> bool:
@@ -47,6 +54,7 @@ class Trace:
     def __init__(self, source: Source, loop: Loop) -> None:
         self.source, self.loop = source, loop
         self.from_draws = depend_on_draws(loop)
+        self.rebuilt = rebuilt_from_output(loop)
         self.prior_names = second_halves(loop.body)
         self.found: dict[int, Reduction] = {}
         self.check(self.require(loop.loss, frames_to(loop.body, loop.backward), loop.backward))
@@ -140,8 +148,9 @@ class Trace:
         """Return what is known of a mean: the weight within it, and the half of the batch that it is of."""
         self.check_rows(made_of)
         weights = [name for value in made_of for name in self.weights_in(value) if name != reduced_name(call)]
-        prior = any(names_in(value) & self.prior_names for value in made_of)
-        return Reduction(call, weights[0] if weights else None, prior)
+        names = {name for value in made_of for name in names_in(value)}
+        rebuilt_at = min((self.rebuilt[name] for name in names if name in self.rebuilt), default=None)
+        return Reduction(call, weights[0] if weights else None, bool(names & self.prior_names), rebuilt_at)
 
     def check_rows(self, made_of: list[ast.expr]) -> None:
         """Refuse losses of some elements alone, picked by a mask: their samples are not known any more."""

@@ -5,14 +5,15 @@ import difflib
 import io
 import tokenize
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kairostep.integrations.patching.arguments import add_argument
 from kairostep.integrations.patching.calls import SAMPLER, change_draw, change_mean
-from kairostep.integrations.patching.draws import BY_HAND
+from kairostep.integrations.patching.draws import BY_HAND, DENSITY
 from kairostep.integrations.patching.imports import add_import, drop_import
 from kairostep.integrations.patching.loop import Loop, find_loop
-from kairostep.integrations.patching.losses import reductions
+from kairostep.integrations.patching.losses import Reduction, reductions
 from kairostep.integrations.patching.source import Refused, Source, dotted
 from kairostep.integrations.patching.tree import path_to
 
@@ -42,9 +43,11 @@ def patch_script(text: str, sampler: str = "root_loss", name: str = "script.py")
     Raises:
         Refused: The script is not recognised; the message has the line and the change by hand.
     """
-    patched = rewritten(text, sampler, name)
-    if patched.num_changed < MOST_LINES:  # a wrapped call has two lines more
-        patched = rewritten(text, sampler, name, wraps=(MOST_LINES - patched.num_changed) // 2)
+    patched, too_long = rewritten(text, sampler, name)
+    num_wraps = (MOST_LINES - patched.num_changed) // 2  # a wrapped call has two lines more
+    if too_long and num_wraps > 0:
+        longest = sorted(too_long, key=lambda start: -too_long[start])[:num_wraps]
+        patched, _ = rewritten(text, sampler, name, wrapped=frozenset(longest))
     if patched.num_changed > MOST_LINES:
         reason = f"a patch must change at most {MOST_LINES} lines, this one changes {patched.num_changed}"
         raise Refused(1, reason, f"shorten the loop, or {BY_HAND}")
@@ -52,13 +55,14 @@ def patch_script(text: str, sampler: str = "root_loss", name: str = "script.py")
     return patched
 
 
-def rewritten(text: str, sampler: str, name: str, *, wraps: int = 0) -> Patched:
-    """Return the script with all changes made, so many of its long lines wrapped."""
-    source = Source(text, wraps_left=wraps)
+def rewritten(
+    text: str, sampler: str, name: str, *, wrapped: frozenset[int] = frozenset()
+) -> tuple[Patched, dict[int, int]]:
+    """Return the script with all changes made, the calls at these places wrapped, and the lengths of long lines."""
+    source = Source(text, wrapped=wrapped)
     if line := line_with_kairostep(source.tree):
-        raise Refused(
-            line, "the script must be as diffusers has it, got one with kairostep in it", "patch the original"
-        )
+        reason = "the script must be as diffusers has it, got one with kairostep in it"
+        raise Refused(line, reason, f"patch the original; to change the sampler, run this one with --{SAMPLER}=NAME")
     loop = find_loop(source)
     means = reductions(source, loop)
     changes = [add_import(source), add_argument(source, sampler), make_sampler(source, loop)]
@@ -67,16 +71,28 @@ def rewritten(text: str, sampler: str, name: str, *, wraps: int = 0) -> Patched:
     changes += [wrap_step(source, step) for step in loop.steps]
     drop_import(source, loop)
     patched = difference(text, source.edited(), name, tuple(changes))
-    weights = tuple(dict.fromkeys(mean.weight for mean in means if mean.weight))
-    return replace(patched, weights=weights, notes=notes_on(source, loop))
+    weights = tuple(dict.fromkeys(mean.shown_weight for mean in means if mean.shown_weight))
+    notes = tuple(notes_on(source, loop, means, sampler))
+    return replace(patched, weights=weights, notes=notes), source.too_long
 
 
-def notes_on(source: Source, loop: Loop) -> tuple[str, ...]:
-    """Return what the user should know of a script that is patched none the less."""
-    if any(isinstance(node, ast.Attribute) and node.attr == "save_state" for node in ast.walk(source.tree)):
-        return ()
-    call = f"{loop.accelerator}.save_state(folder)"
-    return (f"the script never calls {call}, so its sampler is not saved: call it where the script saves the model",)
+def notes_on(source: Source, loop: Loop, means: list[Reduction], sampler: str) -> Iterator[str]:
+    """Yield what the user should know of a script that is patched none the less."""
+    undone = {mean.rebuilt_at: mean.weight for mean in means if mean.rebuilt_at and mean.weight}
+    for line, weight in undone.items():
+        yield (
+            f"line {line} rebuilds the prediction from the network's output, which {weight} undoes in the loss: "
+            f"the sampler is shown the losses without {weight}"
+        )
+    is_flow = any(dotted(draw.call.func) == DENSITY for draw in loop.draws)
+    if is_flow and sampler == "root_loss" and not any(mean.rebuilt_at for mean in means):
+        yield (
+            "the loss of a flow is nearly flat in t, so root_loss draws as uniform does, unless --weighting_scheme "
+            "weights the loss"
+        )
+    if not any(isinstance(node, ast.Attribute) and node.attr == "save_state" for node in ast.walk(source.tree)):
+        call = f"{loop.accelerator}.save_state(folder)"
+        yield f"the script never calls {call}, so its sampler is not saved: call it where the script saves the model"
 
 
 def line_with_kairostep(tree: ast.Module) -> int | None:

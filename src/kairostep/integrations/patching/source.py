@@ -29,9 +29,12 @@ class Source:
     """The text of a script, its tree, and the edits to make. Positions are in bytes, as those of `ast` are."""
 
     text: str
-    wraps_left: int = 0  # calls that may get a line for their arguments
+    wrapped: frozenset[int] = frozenset()  # where the calls begin that get a line for their arguments
     tree: ast.Module = field(init=False)
     edits: list[Edit] = field(default_factory=list)
+    too_long: dict[int, int] = field(
+        default_factory=dict
+    )  # where a call begins that makes its line too long: its length
 
     def __post_init__(self) -> None:
         try:

@@ -1,0 +1,91 @@
+"""kairostep patch: a weight that undoes factors of a rebuilt prediction is no weight of the network's error."""
+
+import ast
+
+import pytest
+import torch
+from training_scripts import FLOW, FLOW_LOSS, RAND, RANDINT, SNR, script
+
+import kairostep as ks
+from kairostep.integrations.patching import patch_script
+from kairostep.timesteps.noise import noise_ratio
+
+STEP = " " * 16  # the loop's indent
+WEIGHTED = f"""{STEP}loss = weighting.float() * (denoised.float() - latents.float()) ** 2
+{STEP}loss = torch.mean(loss.reshape(latents.shape[0], -1), 1)
+{STEP}loss = loss.mean()
+"""
+SIGMAS = f"{STEP}sigmas = get_sigmas(timesteps)\n{STEP}weighting = (sigmas**-2.0).float()\n"
+REBUILT = {
+    "T2I adapter": (RAND + SIGMAS, "denoised = model_pred * (-sigmas) + noisy_latents"),
+    "EDM": (RANDINT + SIGMAS, "denoised = model_pred.float() * (sigmas / (sigmas**2 + 1) ** 0.5) + noisy_latents"),
+    "CogVideoX": (RANDINT + SIGMAS, "denoised = noise_scheduler.get_velocity(model_pred, noisy_latents, timesteps)"),
+    "by keyword": (RANDINT + SIGMAS, "denoised = rebuild(output=model_pred, sigmas=sigmas)"),
+    "its two halves": (
+        RANDINT + SIGMAS,
+        "half, other = torch.chunk(model_pred, 2, dim=1); denoised = noisy_latents - sigmas * half",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REBUILT)
+def test_a_weight_that_undoes_the_rebuilding_is_not_shown_and_told(name: str) -> None:
+    draw, line = REBUILT[name]
+    text = script(draw, f"{STEP}{line}\n{WEIGHTED}")
+    patched = patch_script(text)
+    assert "loss = timestep_sampler.mean(loss)\n" in patched.text
+    assert patched.weights == ()
+    at = text[: text.index(line)].count("\n") + 1
+    assert patched.notes[0].startswith(f"line {at} rebuilds the prediction from the network's output, which weighting")
+
+
+def test_a_branch_that_rebuilds_is_enough() -> None:
+    """Scripts for SD3 rebuild unless --precondition_outputs=0."""
+    line = f"{STEP}if args.precondition_outputs:\n{STEP}    model_pred = model_pred * (-sigmas) + noisy_latents\n"
+    patched = patch_script(script(FLOW + line, FLOW_LOSS))
+    assert "loss = timestep_sampler.mean(loss)\n" in patched.text
+    assert not any("nearly flat" in note for note in patched.notes)
+
+
+def test_other_weights_are_shown() -> None:
+    assert "timestep_sampler.mean(loss, weighting)" in patch_script(script(FLOW, FLOW_LOSS)).text
+    assert "timestep_sampler.mean(loss, mse_loss_weights)" in patch_script(script(RANDINT, SNR)).text
+    errors = "F.mse_loss(model_pred, latents, reduction='none')"
+    lines = ["snr_weights = snr[timesteps]", f"loss = snr_weights * {errors}", "loss = loss.mean()"]
+    sample = "".join(f"{STEP}{line}\n" for line in lines)
+    assert "mean(loss, snr_weights)" in patch_script(script(RANDINT, sample)).text
+
+
+def test_a_flow_at_constant_weighting_is_told_that_root_loss_does_nothing() -> None:
+    (note,) = patch_script(script(FLOW, FLOW_LOSS)).notes
+    assert note.startswith("the loss of a flow is nearly flat in t, so root_loss draws as uniform does")
+    assert patch_script(script(FLOW, FLOW_LOSS), sampler="logit_normal").notes == ()
+
+
+def test_shown_the_weight_root_loss_would_draw_where_noise_grows() -> None:
+    """Errors of the output fall with t; rebuilt by sigma and weighted by 1 / sigma**2 they are what they were."""
+    t = torch.linspace(0.025, 0.975, 20).repeat(50)
+    error, weight = 1 / (0.05 + t), ((1 - t) / t) ** 2
+    shown = {"without": error, "with": error * weight}  # a script's loss times its weight is what RootLoss records
+    ratios = {}
+    for name, losses in shown.items():
+        sampler = ks.RootLoss(warmup=1, refresh=1)
+        for _ in range(3):
+            sampler.record(t, losses)
+        ratios[name] = float(noise_ratio(sampler.density(20), error[:20]))
+    assert ratios["without"] < 0.9
+    assert ratios["with"] > 1.2
+
+
+@pytest.mark.parametrize("name", ["time_steps", "noise_levels_at"])
+def test_draws_are_known_by_where_their_values_go(name: str) -> None:
+    text = script(RANDINT, SNR).replace("timesteps = timesteps.long()", "")
+    text = "".join(
+        line.replace("timesteps", name) if "num_train_timesteps" in line else line.replace(" timesteps)", f" {name})")
+        for line in text.splitlines(keepends=True)
+    ).replace(f"num_train_{name}", "num_train_timesteps")
+    patched = patch_script(
+        text.replace("ones_like(timesteps)", f"ones_like({name})").replace("DRAWN.append(timesteps)", "")
+    )
+    assert f"{name} = timestep_sampler.randint(" in patched.text
+    ast.parse(patched.text)
