@@ -104,8 +104,8 @@ def test_a_loss_divided_in_the_backward_pass_is_the_loss(divided: str) -> None:
 
 def test_the_longest_lines_are_wrapped_if_not_all_can_be() -> None:
     """Three calls are too long, and twelve lines leave room for two, which are not the first two."""
-    text = SCRIPTS["prior"].replace('reduction="mean"', 'weight=args.channels, reduction="mean"')
-    patched = patch_script(text)
+    text = SCRIPTS["prior"].replace('reduction="mean"', 'weight=args.chan, reduction="mean"')
+    patched = patch_script(text.replace("device=latents.device)", "device=x.device)"))
     assert patched.num_changed == 12
     (draw,) = [line for line in patched.text.splitlines() if len(line) > 119]
     assert "timesteps = timestep_sampler.randint(0, " in draw
