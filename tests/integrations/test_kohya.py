@@ -32,7 +32,7 @@ def test_a_step_as_theirs_with_image_weights_and_min_snr() -> None:
     """Per-sample loss, then loss_weights, then SNR weights: uniform draws leave all of it as it was."""
     drawing = sampler("uniform")
     drawing.get_timesteps(0, 1000, 4, "cpu")
-    element = torch.rand(4, 4, 8, 8)
+    element = torch.rand(4, 4, 8, 8, requires_grad=True)
     loss = element.mean([1, 2, 3])
     drawing.show(loss)
     weights, snr = torch.tensor([1.0, 1.0, 0.5, 0.5]), torch.tensor([0.2, 1.0, 0.7, 0.3])
@@ -47,8 +47,9 @@ def test_validation_at_given_steps_neither_weights_nor_teaches() -> None:
     drawing = sampler(ks.RootLoss(num_bins=4, warmup=1, refresh=1))
     for _ in range(30):
         t = drawing.get_timesteps(0, 1000, 64, "cpu") / 1000
-        drawing.show(t.square() + 0.01)
-        drawing.mean(t.square() + 0.01)
+        losses = (t.square() + 0.01).requires_grad_()
+        drawing.show(losses)
+        drawing.mean(losses)
         with drawing.observe():
             pass
     before = {key: value.clone() for key, value in drawing.sampler.state_dict().items()}
@@ -64,6 +65,27 @@ def test_validation_at_given_steps_neither_weights_nor_teaches() -> None:
     )
 
 
+def test_validation_at_noise_levels_of_the_sampler_teaches_nothing_either() -> None:
+    """Scripts for Flux and SD3 draw noise levels in validation as in training; their losses have no gradient then."""
+    drawing, alone = sampler(ks.RootLoss(warmup=1, refresh=1)), sampler(ks.RootLoss(warmup=1, refresh=1))
+    for each, num_validated in ((drawing, 120), (alone, 0)):
+        for _ in range(8):
+            losses = each.get_sigmas("sigmoid", 16).square().requires_grad_()
+            each.show(losses)
+            each.mean(losses)
+            with each.observe():
+                pass
+        for _ in range(num_validated):  # the sampler warns after 100 draws that no loss followed
+            losses = each.get_sigmas("sigmoid", 3).square()
+            each.show(losses)
+            assert torch.equal(each.mean(losses), losses.mean())
+    learned, expected = drawing.sampler.state_dict(), alone.sampler.state_dict()
+    assert all(torch.equal(learned[key], expected[key]) for key in expected if "draws" not in key)
+    assert not torch.equal(drawing.sampler.density(20), sampler("uniform").sampler.density(20))
+    losses = drawing.get_sigmas("sigmoid", 16).square().requires_grad_()
+    assert not torch.equal(drawing.mean(losses), losses.mean())  # training goes on with its weights
+
+
 def test_root_loss_follows_the_weight_times_the_root_of_the_bare_loss() -> None:
     drawing, told = (
         sampler(ks.RootLoss(num_bins=4, warmup=1, refresh=1)),
@@ -72,7 +94,7 @@ def test_root_loss_follows_the_weight_times_the_root_of_the_bare_loss() -> None:
     for _ in range(30):
         t = drawing.get_timesteps(0, 1000, 64, "cpu") / 1000
         told.get_timesteps(0, 1000, 64, "cpu")
-        bare, weight = t.square() + 0.01, 1 + 9 * t
+        bare, weight = (t.square() + 0.01).requires_grad_(), 1 + 9 * t
         drawing.show(bare)
         assert_close(drawing.mean(bare * weight), told.mean(bare * weight, weight))
         with drawing.observe(), told.observe():

@@ -49,7 +49,10 @@ class KohyaSampler(ScriptSampler):
         sigmoid_scale: float = 1.0,
         discrete_flow_shift: float = 1.0,
     ) -> Tensor:
-        """Return noise levels (B,) of a flow, drawn as `--timestep_sampling` says, for a uniform sampler exactly so."""
+        """Return noise levels (B,) of a flow, drawn as `--timestep_sampling` says, for a uniform sampler exactly so.
+
+        Validation draws by it too. That teaches nothing: its losses have no gradient.
+        """
         t = self._draw(b_size).t
         return flow_quantile(timestep_sampling, t, sigmoid_scale, discrete_flow_shift).to(device=device)
 
@@ -58,9 +61,16 @@ class KohyaSampler(ScriptSampler):
         self._bare = losses.detach()
 
     def mean(self, losses: Tensor, loss_weights: Tensor | None = None) -> Tensor:
-        """Return the weighted mean of the losses (B,), in place of `loss.mean()`; in validation, that mean."""
-        if self._validates:
+        """Return the weighted mean of the losses (B,), in place of `loss.mean()`.
+
+        In validation, of a step that was given or of losses without a gradient, it is the plain mean, and the sampler
+        learns nothing.
+        """
+        if self._validates or not losses.requires_grad:
             self._bare = None
+            if not self._validates:  # drawn by get_sigmas, which is not told that it is asked by validation
+                self._drawn, self._losses = None, {}
+                self.sampler.sampler.num_unshown = 0
             return losses.mean()
         if loss_weights is None and self._bare is not None:
             loss_weights = losses.detach() / self._bare.clamp(min=torch.finfo(torch.float32).tiny)
