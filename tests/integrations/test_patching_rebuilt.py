@@ -48,6 +48,8 @@ def test_a_branch_that_rebuilds_is_enough() -> None:
 
 
 def test_other_weights_are_shown() -> None:
+    unpack = "model_pred = FluxPipeline._unpack_latents(model_pred, height=noisy_latents.shape[2] * 8)"
+    assert "timestep_sampler.mean(loss, weighting)" in patch_script(script(FLOW + f"{STEP}{unpack}\n", FLOW_LOSS)).text
     assert "timestep_sampler.mean(loss, weighting)" in patch_script(script(FLOW, FLOW_LOSS)).text
     assert "timestep_sampler.mean(loss, mse_loss_weights)" in patch_script(script(RANDINT, SNR)).text
     errors = "F.mse_loss(model_pred, latents, reduction='none')"

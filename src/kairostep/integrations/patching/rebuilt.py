@@ -8,6 +8,7 @@ import ast
 
 from kairostep.integrations.patching.loop import Loop, depend_on_draws
 from kairostep.integrations.patching.source import dotted, is_assignment, names_in, targets_of, value_of
+from kairostep.integrations.patching.use_of_draw import ABOUT
 
 LIBRARIES = ("torch", "F", "nn")  # whose functions rebuild no prediction
 
@@ -60,14 +61,23 @@ def scales(part: ast.AST, outputs: set[str], from_draws: set[str]) -> bool:
     if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult | ast.Div):
         sides = (part.left, part.right)
         return any(carries(side, outputs) for side in sides) and any(
-            names_in(side) & (from_draws - outputs) for side in sides
+            values_in(side) & (from_draws - outputs) for side in sides
         )
     if isinstance(part, ast.Call) and root_of(part) not in LIBRARIES:  # get_velocity(output, noisy, timesteps)
         given = [*part.args, *(keyword.value for keyword in part.keywords)]
         return any(carries(each, outputs) for each in given) and any(
-            names_in(each) & (from_draws - outputs) for each in given
+            values_in(each) & (from_draws - outputs) for each in given
         )
     return False
+
+
+def values_in(node: ast.AST) -> set[str]:
+    """Return the variables whose values an expression has: not x of x.shape."""
+    if isinstance(node, ast.Attribute) and node.attr in ABOUT:
+        return set()
+    if isinstance(node, ast.Name):
+        return {node.id}
+    return set().union(*map(values_in, ast.iter_child_nodes(node)))
 
 
 def root_of(call: ast.expr) -> str:
