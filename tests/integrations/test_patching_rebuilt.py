@@ -20,6 +20,7 @@ REBUILT = {
     "T2I adapter": (RAND + SIGMAS, "denoised = model_pred * (-sigmas) + noisy_latents"),
     "EDM": (RANDINT + SIGMAS, "denoised = model_pred.float() * (sigmas / (sigmas**2 + 1) ** 0.5) + noisy_latents"),
     "CogVideoX": (RANDINT + SIGMAS, "denoised = noise_scheduler.get_velocity(model_pred, noisy_latents, timesteps)"),
+    "a step": (RANDINT + SIGMAS, "denoised = noise_scheduler.step(model_pred, timesteps, noisy_latents).pred_original"),
     "by keyword": (RANDINT + SIGMAS, "denoised = rebuild(output=model_pred, sigmas=sigmas)"),
     "its two halves": (
         RANDINT + SIGMAS,
@@ -56,6 +57,20 @@ def test_other_weights_are_shown() -> None:
     lines = ["snr_weights = snr[timesteps]", f"loss = snr_weights * {errors}", "loss = loss.mean()"]
     sample = "".join(f"{STEP}{line}\n" for line in lines)
     assert "mean(loss, snr_weights)" in patch_script(script(RANDINT, sample)).text
+
+
+def test_an_output_that_another_network_takes_is_not_rebuilt() -> None:
+    """As in scripts for ControlNet."""
+    lines = [
+        "residuals = controlnet(noisy_latents, timesteps, return_dict=False)[0]",
+        "down, mid = adapter(noisy_latents, timesteps, return_dict=False)",
+        "model_pred = transformer(noisy_latents, timestep=timesteps, residuals=residuals, down=down)[0]",
+    ]
+    both = FLOW + "".join(f"{STEP}{line}\n" for line in lines)
+    assert "timestep_sampler.mean(loss, weighting)" in patch_script(script(both, FLOW_LOSS)).text
+    rebuilt = "model_pred = model_pred * (-sigmas) + noisy_latents"
+    text = script(f"{both}{STEP}if args.precondition_outputs:\n{STEP}    {rebuilt}\n", FLOW_LOSS)
+    assert patch_script(text).notes[0].startswith(f"line {text[: text.index(rebuilt)].count(chr(10)) + 1} rebuilds")
 
 
 def test_a_flow_at_constant_weighting_is_told_that_root_loss_does_nothing() -> None:

@@ -25,21 +25,30 @@ def rebuilt_from_output(loop: Loop) -> dict[str, int]:
         earlier = [rebuilt[name] for name in names_in(value) if name in rebuilt]
         if earlier:
             rebuilt |= dict.fromkeys(names, min(earlier))
+        elif is_network_call(value, from_draws):
+            outputs |= names
         elif any(scales(part, outputs, from_draws) for part in ast.walk(value)):
             rebuilt |= dict.fromkeys(names, value.lineno)
-        elif is_output(value, names, from_draws) or carries(value, outputs):
+        elif carries(value, outputs) or (names_in(value) & from_draws and any(map(is_called_output, names))):
             outputs |= names
     return rebuilt
 
 
-def is_output(value: ast.expr, names: set[str], from_draws: set[str]) -> bool:
-    """Return whether an expression is what the network returns: `unet(x, t).sample`, `model_pred = model(x)`."""
+def is_network_call(value: ast.expr, from_draws: set[str]) -> bool:
+    """Return whether an expression is what a network returns: `unet(x, t).sample`, `net(x, t, return_dict=False)`."""
     call = value
     while isinstance(call, ast.Attribute | ast.Subscript):
         call = call.value
-    if not isinstance(call, ast.Call) or root_of(call) in {*LIBRARIES, *from_draws} or not names_in(call) & from_draws:
+    if not isinstance(call, ast.Call) or not names_in(call) & from_draws:
         return False
-    return call is not value or any("pred" in name or "output" in name for name in names)
+    if root_of(call) in {*LIBRARIES, *from_draws} or "scheduler" in root_of(call):
+        return False
+    return call is not value or any(keyword.arg == "return_dict" for keyword in call.keywords)
+
+
+def is_called_output(name: str) -> bool:
+    """Return whether a variable is called as scripts call what a network returns."""
+    return "pred" in name or "output" in name
 
 
 def carries(value: ast.expr, outputs: set[str]) -> bool:
