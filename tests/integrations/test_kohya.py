@@ -137,6 +137,13 @@ def shifted_uniform(shift: float) -> Tensor:
     return (edges / (shift - (shift - 1) * edges)).diff()
 
 
+def places(weights: Tensor) -> Tensor:
+    """Return the noise levels of uniform draws from weights of T places, as OneTrainer takes them by multinomial."""
+    return (torch.searchsorted(weights.double().cumsum(0) / weights.double().sum(), U) + 0.5) / T
+
+
+X = torch.linspace(0, 1, T)
+MIDDLE = (torch.arange(T) + 0.5) / T
 EQUIVALENTS: dict[str, tuple[Callable[[], Tensor], Callable[[], ks.TimestepSampler]]] = {
     "kohya --min_timestep=200 --max_timestep=700": (lambda: 0.2 + 0.5 * U, lambda: ks.Tabulated(mass_of(0.2, 0.7))),
     "kohya --timestep_sampling=sigmoid --sigmoid_scale=0.8": (
@@ -171,6 +178,18 @@ EQUIVALENTS: dict[str, tuple[Callable[[], Tensor], Callable[[], ks.TimestepSampl
     "OneTrainer HEAVY_TAIL, noising_weight=1.29": (
         lambda: 1 - U - 1.29 * (torch.cos(math.pi / 2 * U) ** 2 - 1 + U),
         lambda: ks.Mode(scale=1.29),
+    ),
+    "OneTrainer COS_MAP": (
+        lambda: places(2 / (math.pi - 2 * math.pi * X + 2 * math.pi * X**2)),
+        lambda: ks.Tabulated(1 / (1 - 2 * MIDDLE + 2 * MIDDLE**2)),
+    ),
+    "OneTrainer SIGMOID, noising_bias=0.1 noising_weight=8": (
+        lambda: places(1 / (1 + torch.exp(-8 * (X - 0.6)))),
+        lambda: ks.Tabulated(torch.sigmoid(8 * (MIDDLE - 0.6))),
+    ),
+    "OneTrainer INVERTED_PARABOLA, noising_bias=-0.2 noising_weight=7": (
+        lambda: places(torch.clamp(-7 * (X - 0.3) ** 2 + 2, min=0)),
+        lambda: ks.Tabulated((2 - 7 * (MIDDLE - 0.3) ** 2).clamp(min=0)),
     ),
     "OneTrainer min_noising_strength=0.2 max_noising_strength=0.7": (
         lambda: 0.2 + 0.5 * U,
