@@ -139,7 +139,7 @@ def shifted_uniform(shift: float) -> Tensor:
 
 def places(weights: Tensor) -> Tensor:
     """Return the noise levels of uniform draws from weights of T places, as OneTrainer takes them by multinomial."""
-    return (torch.searchsorted(weights.double().cumsum(0) / weights.double().sum(), U) + 0.5) / T
+    return (torch.searchsorted(weights.double().cumsum(0) / weights.double().sum(), U).double() + 0.5) / T
 
 
 X = torch.linspace(0, 1, T)
