@@ -20,8 +20,9 @@ from kairostep.timesteps import TimestepSampler
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 STUDY = RESULTS / "study" / "linear-8000"
+RATES = RESULTS / "study" / "linear-3000"  # a folder of logs for each learning rate
 BASE = ("uniform", 128)  # the sampler and the batch that other rows are compared with
-COSTS = {"CPU, ms": "cpu_2.log", "H200, ms": "h200.log"}  # column -> log of sampler_cost
+COSTS = {"CPU, ms": "cpu_3.log", "H200, ms": "h200.log"}  # column -> log of sampler_cost
 CONTROLS = ("permuted",)  # arms that the README leaves to the page of the study
 MEASURED = {  # page of a method -> arms of results/convergence
     "root_loss": ("root_loss",),
@@ -120,6 +121,28 @@ def results_row(arm: tuple[str, int], logs: dict[int, Log], base: dict[int, Log]
     error = statistics.fmean(log.error for log in logs.values())
     fids = ", ".join(f"{logs[seed].end['fid'][0]:.1f}" for seed in sorted(logs))
     return [f"`{samplers.find(sampler).__name__}`", str(batch), f"{error:.5f}", fids, "1" if arm == BASE else time]
+
+
+def rates_table(folder: Path = RATES) -> str:
+    """Return the table of a sweep: uniform and root-loss draws at each learning rate, on seed 0."""
+    rows = []
+    for path in sorted(folder.glob("rate-*"), key=lambda path: float(path.name.removeprefix("rate-"))):
+        logs = [Log.read(*path.rglob(f"{arm}/seed-0.jsonl")) for arm in ("uniform", "root_loss")]
+        errors, fids = [f"{log.error:.5f}" for log in logs], [f"{log.end['fid'][0]:.1f}" for log in logs]
+        reached = [log.seconds_to(logs[0].error) for log in logs]
+        steps = [seconds / log.seconds_per_step for seconds, log in zip(reached, logs, strict=True) if seconds]
+        share = f"{steps[1] / steps[0]:.2f}" if len(steps) == 2 else "not reached"
+        rows.append([path.name.removeprefix("rate-"), " / ".join(errors), " / ".join(fids), share])
+    names = "`Uniform` / `RootLoss`"
+    return as_markdown(
+        [
+            "rate",
+            f"held-out error, {names}",
+            f"FID, {names}",
+            "steps of `RootLoss` to uniform's error, as a share of uniform's",
+        ],
+        rows,
+    )
 
 
 def mean_and_interval(ratios: Sequence[float]) -> str:
@@ -252,6 +275,7 @@ def documents() -> dict[Path, dict[str, str]]:
     found = {
         ROOT / "README.md": {"results": results_table(), "samplers": samplers_table()},
         ROOT / "docs" / "choosing.md": {"costs": costs_table()},
+        ROOT / "docs" / "noise.md": {"rates": rates_table(), "batches": results_table()},
         ROOT / "docs" / "performance.md": {
             "speeds": speeds_table(),
             "scaling inputs": inputs_table(),

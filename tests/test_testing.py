@@ -136,6 +136,16 @@ class _AsksInSilence(Learner):
         yield
 
 
+class _ForgetsProbes(ks.LeastNoise):
+    """Saves all but the probes of the sweep during which it is saved."""
+
+    @classmethod
+    def from_experiment(cls, experiment: SamplerContext, **options: Any) -> "_ForgetsProbes":
+        made = cls(warmup=15, refresh=2, gate=1.0, seed=experiment.seed)
+        made.log_ratios._non_persistent_buffers_set.update(made.log_ratios._buffers)
+        return made
+
+
 class _TakesAnyShape(Learner):
     def observe(self, *args: Any) -> Any:
         return torch.no_grad()
@@ -157,6 +167,7 @@ def test_a_sampler_that_keeps_the_contract_passes() -> None:
         (_NoWeight, "weights must be finite and above 0"),
         (_GlobalGenerator, "the same seed must give the same draws: draw by kairostep"),
         (_OwnGenerator, "loads a state_dict must go on bitwise, got other draws: keep whatever changes"),
+        (_ForgetsProbes, "loads a state_dict must go on bitwise"),
         (_SameOnAllRanks, "two processes must draw different numbers: draw by"),
         (_MirrorsWithinARank, "two processes must draw what one draws for the whole batch, got another t: draw by"),
         (_WrongDensity, "density must be where the draws go"),

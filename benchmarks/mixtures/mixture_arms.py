@@ -151,6 +151,7 @@ def uniform(training: Training, seed: int) -> ks.TimestepSampler:
 ARMS: dict[str, Arm] = {
     "uniform": Arm(uniform),
     "root-loss": Arm(root_loss),
+    "least-noise": Arm(lambda training, seed: ks.LeastNoise(training.optimizer, seed=seed), observe_at_once=False),
     "pairs": Arm(uniform, noising=antithetic),
     "root-loss + pairs": Arm(root_loss, noising=antithetic),
     "stable target": Arm(uniform, stable_target=True),

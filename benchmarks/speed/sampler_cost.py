@@ -48,6 +48,7 @@ def build_samplers(model: nn.Module) -> dict[str, ks.TimestepSampler]:
         "Speed v1": ks.Speed(process, "v1"),
         "LossSecondMoment": ks.LossSecondMoment(),
         "RootLoss": ks.RootLoss(),
+        "LeastNoise": ks.LeastNoise(torch.optim.AdamW(model.parameters())),
         "InfoNoise": ks.InfoNoise(process),
         "Curriculum": ks.Curriculum(ks.LogitNormal(), ks.Uniform(), start=0, end=1000),
         "GradientVariance": ks.GradientVariance(model.parameters()),

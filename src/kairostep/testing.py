@@ -27,6 +27,7 @@ from kairostep.timesteps import LossAt, SamplerContext, Timesteps, TimestepSampl
 
 NUM_ROWS = 64
 TRAINED_STEPS = range(60)
+RESUMED_STEPS = range(23, 45), range(64, 80)
 NUM_DRAWS = 20_000
 USE_DRAWS = (
     "draw by kairostep.timesteps.draws.Draws(seed, stratified=True), a function of (seed, step, row of the whole batch)"
@@ -189,15 +190,21 @@ def check_unbiased(case: Case) -> None:
 
 def check_state(case: Case) -> None:
     """Check that a sampler of another seed that loads a `state_dict` continues with the same bits."""
+    for steps in RESUMED_STEPS:
+        check_resume(case, steps)
+
+
+def check_resume(case: Case, steps: range) -> None:
+    """Check that a sampler that was saved before these steps takes them with the same bits."""
     (sampler, model), (resumed, other_model) = case.build(0), case.build(123)
-    case.train(sampler, model, range(23))
+    case.train(sampler, model, range(steps.start))
     file = io.BytesIO()
     torch.save(sampler.state_dict(), file)
     file.seek(0)
     resumed.load_state_dict(torch.load(file, weights_only=True))
     other_model.load_state_dict(model.state_dict())
-    case.train(sampler, model, range(23, 45))
-    case.train(resumed, other_model, range(23, 45))
+    case.train(sampler, model, steps)
+    case.train(resumed, other_model, steps)
     one, other = sampler.sample(case.batch(0)), resumed.sample(case.batch(0))
     same = torch.equal(one.t, other.t) and torch.equal(one.weight, other.weight)
     require(

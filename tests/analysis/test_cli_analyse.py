@@ -1,6 +1,7 @@
 """`kairostep preview` and `kairostep analyse`: what they print, write and refuse."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from commands import refused
 from PIL import Image
 
 from kairostep.cli import main
+from kairostep.registry import samplers
 
 TINY = ["--network.channels=8", "--network.multipliers=[1,1]", "--network.blocks=1", "--network.attention=[]"]
 SHORT = ["--steps=4", "--batch_size=4", "--held_out_images=16", "--sample_steps=2", "--workers=0", "--warmup_steps=0"]
@@ -105,6 +107,14 @@ def test_gradient_noise_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) 
     adam = {name: ratio["value"] for name, ratio in result["metrics"]["adam"]["noise_ratio"].items()}
     assert min(adam, key=adam.__getitem__) == "least"
     assert width_of("noise.png") > 1000
+    (line,) = [line for line in printed.splitlines() if line.startswith("left out: ")]
+    shown = {name.partition(" ")[0] for name in result["densities"]}
+    assert [
+        name for name in samplers.registered if (name in shown) == (re.search(rf"\b{name}\b", line) is not None)
+    ] == []
+    assert "beta, curriculum, tabulated (options without a default)" in line
+    assert "infonoise, least_noise, loss_second_moment (no density of their own before they have learned)" in line
+    assert "speed (a density that changes the objective)" in line
 
 
 def test_measuring_again_gives_the_same(run: Path) -> None:

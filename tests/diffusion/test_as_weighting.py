@@ -1,11 +1,15 @@
 """A density as a weighting: uniform draws with it train what draws of the density train without."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
 import kairostep as ks
+from kairostep.registry import samplers
+from kairostep.timesteps import SamplerContext
 
 PROCESSES = {
     "linear": (ks.DiscreteProcess.linear(200), ks.EPSILON),
@@ -63,9 +67,40 @@ def test_root_loss_keeps_the_objective_and_follows_its_weight() -> None:
     assert middle > 3 * end  # draws follow the weight where the loss does not vary
 
 
-def test_an_unbiased_sampler_is_refused() -> None:
-    with pytest.raises(ValueError, match="whose weights undo it: pass unbiased=False"):
-        ks.as_weighting(ks.LogitNormal(unbiased=True), ks.FlowProcess())
+SHAPE = (4,)  # of one x0
+UNDOES_ITS_DENSITY = {"least_noise", "loss_second_moment", "root_loss"}  # by default
+OPTIONS: dict[str, dict[str, Any]] = {
+    "beta": {"a": 0.7, "b": 2.0},
+    "tabulated": {"mass": (1.0, 3.0)},
+    "curriculum": {"start": 2, "end": 6},
+}
+
+
+def made(name: str, **options: Any) -> ks.TimestepSampler:
+    model = torch.nn.Linear(4, 4)
+    context = SamplerContext(ks.Objective(PROCESSES["linear"][0]), model, SHAPE, seed=0)
+    sampler: ks.TimestepSampler = samplers.find(name).from_experiment(context, **{**OPTIONS.get(name, {}), **options})
+    with torch.no_grad():
+        sampler.sample(torch.zeros(8, *SHAPE))  # a policy's density is that of the latest rows
+    return sampler
+
+
+@pytest.mark.parametrize("name", samplers.registered)
+def test_a_sampler_whose_weights_undo_its_density_is_refused(name: str) -> None:
+    refused = [made(name)] if name in UNDOES_ITS_DENSITY else []
+    if "unbiased" in samplers.options_of(name):
+        refused.append(made(name, unbiased=True))
+    for sampler in refused:
+        with pytest.raises(ValueError, match=r"got \w+\(.*, whose weights undo it: pass a sampler with unbiased=False"):
+            ks.as_weighting(sampler, PROCESSES["linear"][0])
+    if name not in UNDOES_ITS_DENSITY:
+        ks.as_weighting(made(name), PROCESSES["linear"][0])
+
+
+@pytest.mark.parametrize("then", [ks.RootLoss(), ks.LogitNormal(unbiased=True)])
+def test_a_curriculum_with_such_a_sampler_is_refused(then: ks.TimestepSampler) -> None:
+    with pytest.raises(ValueError, match="whose weights undo it"):
+        ks.as_weighting(ks.Curriculum(ks.LogitNormal(), then, start=1, end=2), ks.FlowProcess())
 
 
 def test_it_prints_as_the_call_that_makes_it() -> None:

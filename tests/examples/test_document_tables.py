@@ -51,6 +51,17 @@ def test_rows_are_samplers_and_batch_sizes_beside_uniform(tables: ModuleType, tm
     ]
 
 
+def test_rates_stand_in_their_order_with_the_steps_to_uniforms_error(tables: ModuleType, tmp_path: Path) -> None:
+    for rate, errors in (("16e-4", [0.2, 0.1, 0.05]), ("4e-4", [0.4, 0.3, 0.2])):
+        write_log(tmp_path / f"rate-{rate}" / "uniform" / "seed-0.jsonl", "uniform", 128, [0.4, 0.2, 0.1])
+        write_log(tmp_path / f"rate-{rate}" / "root_loss" / "seed-0.jsonl", "root_loss", 128, errors)
+    _, _, *rows = tables.rates_table(tmp_path).splitlines()
+    assert rows == [
+        "| 4e-4 | 0.10000 / 0.20000 | 10.0 / 10.0 | not reached |",
+        "| 16e-4 | 0.10000 / 0.05000 | 10.0 / 10.0 | 0.67 |",
+    ]
+
+
 def test_the_row_of_an_arm_stands_beside_uniform_of_the_same_seeds(tables: ModuleType) -> None:
     (row,) = [line for line in tables.measured_table(["speed"]).splitlines() if "`speed`" in line]
     setting, _, seeds, *_, beside, _ = row.strip("| ").split(" | ")

@@ -9,7 +9,14 @@ import pytest
 from PIL import Image
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "mixtures" / "exact_mixture.py"
-ARMS = ["uniform", "root-loss + pairs + stable target", "adaptive, loss", "control: root-loss, permuted", "oracle"]
+ARMS = [
+    "uniform",
+    "least-noise",
+    "root-loss + pairs + stable target",
+    "adaptive, loss",
+    "control: root-loss, permuted",
+    "oracle",
+]
 
 
 @pytest.fixture(scope="module")

@@ -92,17 +92,18 @@ def test_learning_samplers_move_away_from_where_they_start(name: str) -> None:
 
 
 @every_sampler
-def test_saved_and_loaded_goes_on_bitwise(name: str) -> None:
+@pytest.mark.parametrize("steps", [range(23, 40), range(64, 80)], ids=str)  # "least_noise" sweeps from step 60 to 69
+def test_saved_and_loaded_goes_on_bitwise(name: str, steps: range) -> None:
     model, other_model = build_model(), build_model()
     sampler, resumed = build(name, model, 0), build(name, other_model, 123)
-    teach(sampler, model, range(23))
+    teach(sampler, model, range(steps.start))
     file = io.BytesIO()
     torch.save(sampler.state_dict(), file)
     file.seek(0)
     resumed.load_state_dict(torch.load(file, weights_only=True))
     other_model.load_state_dict(model.state_dict())
-    teach(sampler, model, range(23, 40))
-    teach(resumed, other_model, range(23, 40))
+    teach(sampler, model, steps)
+    teach(resumed, other_model, steps)
     assert_same_state(sampler, resumed)
     first, second = sampler.sample(batch(0)), resumed.sample(batch(0))
     assert torch.equal(first.t, second.t)
@@ -124,6 +125,11 @@ def test_seeds_and_steps_give_different_draws(name: str) -> None:
     assert not torch.equal(first, sampler.sample(x0).t)
     assert not torch.equal(first, other.sample(x0).t)
     assert torch.equal(first, build(name, build_model(), 0).sample(x0).t)
+
+
+@every_sampler
+def test_it_says_whether_its_weights_undo_its_density(name: str) -> None:
+    assert build(name, build_model()).unbiased == (name in UNBIASED and name != "uniform")  # whose density is flat
 
 
 @pytest.mark.parametrize("name", UNBIASED)

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from problem import Problem
+from problem import Problem, data
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -95,6 +95,33 @@ def test_probes_leave_training_as_it_is() -> None:
     assert problems[0].num_rows > problems[1].num_rows
     for one, other in zip(problems[0].model.parameters(), problems[1].model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_run_resumed_in_the_middle_of_a_sweep_continues_bitwise() -> None:
+    """Weights, optimizer and sampler from step 23 on, of a sweep from step 16 to 25, in Adam's metric."""
+
+    def train(problem: Problem, sampler: ks.TimestepSampler, steps: range) -> None:
+        for step in steps:
+            torch.manual_seed(step)
+            problem.step(sampler, data(step))
+
+    problem, resumed = Problem(), Problem(seed=1)
+    made = [
+        ks.LeastNoise(own.optimizer, warmup=4, refresh=2, gate=1.0, seed=seed)
+        for seed, own in enumerate((problem, resumed))
+    ]
+    train(problem, made[0], range(23))
+    assert int(made[0].num_probes) == 7 * 16
+    states = [copy.deepcopy(own.state_dict()) for own in (problem.model, problem.optimizer, made[0])]
+    for own, state in zip((resumed.model, resumed.optimizer, made[1]), states, strict=True):
+        own.load_state_dict(state)
+    for own, sampler in zip((problem, resumed), made, strict=True):
+        train(own, sampler, range(23, 45))
+        assert int(sampler.num_probes) == 10 * 16
+    assert float((made[0].correction() - 1).abs().max()) > 0.01
+    for one, other in ((problem.model, resumed.model), (made[0], made[1])):
+        state, other_state = one.state_dict(), other.state_dict()
+        assert all(torch.equal(state[key], other_state[key]) for key in state)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e38, 1.5e19])

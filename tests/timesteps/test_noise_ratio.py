@@ -1,6 +1,7 @@
 """The accounting of gradient noise against its formula, and against gradients themselves (FORMULAS, section 15)."""
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -93,6 +94,53 @@ def test_an_optimizer_without_second_moments_counts_plainly() -> None:
     assert float(squared_size(gradients, optimizer, "adam")) == pytest.approx(plain)
     fresh = torch.optim.Adam(model.parameters())  # has no state before its first step
     assert float(squared_size(gradients, fresh, "adam")) == pytest.approx(plain)
+
+
+def size_by_hand(gradients: Sequence[Tensor], optimizer: torch.optim.Optimizer, steps: dict[Tensor, int]) -> float:
+    """Return the squared size in Adam's metric, from the steps that each parameter took; of scale 1 without any."""
+    total = 0.0
+    for parameter, gradient in zip(trained_parameters(optimizer), gradients, strict=True):
+        scaled = gradient.double()
+        if parameter in steps:
+            moment = optimizer.state[parameter]["exp_avg_sq"].double() / (1 - 0.999 ** steps[parameter])
+            scaled = scaled / (moment.sqrt() + 1e-8)
+        total += float(scaled.square().sum())
+    return total
+
+
+def test_a_layer_that_is_not_used_leaves_the_metric_of_the_others() -> None:
+    """One parameter has no state yet, and one took fewer steps than the rest of the group."""
+    torch.manual_seed(0)
+    used, unused, late = nn.Linear(3, 2), nn.Linear(3, 2, bias=False), nn.Linear(3, 2, bias=False)
+    parameters = [*used.parameters(), *unused.parameters(), *late.parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=1e-2)
+    for step in range(5):
+        optimizer.zero_grad()
+        x = torch.randn(8, 3)
+        (used(x) + (late(x) if step >= 3 else 0)).square().sum().backward()
+        optimizer.step()
+    gradients = [torch.ones_like(p) for p in parameters]
+    steps = {used.weight: 5, used.bias: 5, late.weight: 2}
+    assert float(squared_size(gradients, optimizer)) == pytest.approx(
+        size_by_hand(gradients, optimizer, steps), rel=1e-5
+    )
+    scaled = scale_gradients(gradients, optimizer)
+    assert_close(scaled[2], gradients[2])
+    assert float(scaled[0].abs().min()) < 0.9
+
+
+def test_steps_may_be_counted_in_the_group() -> None:
+    model, optimizer = problem(torch.optim.Adam)
+    gradients = torch.autograd.grad(model(torch.ones(1, 3)).sum(), list(model.parameters()))
+    expected = squared_size(gradients, optimizer)
+    for group in optimizer.param_groups:
+        group["step"] = 3
+        for parameter in group["params"]:
+            del optimizer.state[parameter]["step"]
+    assert_close(squared_size(gradients, optimizer), expected, rtol=0, atol=0)
+    for group in optimizer.param_groups:  # without a count, v counts as it is
+        del group["step"]
+    assert float(squared_size(gradients, optimizer)) > 100 * float(expected)
 
 
 def test_frozen_parameters_have_no_part() -> None:

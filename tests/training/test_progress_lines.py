@@ -7,6 +7,7 @@ import pytest
 import torch
 from small_runs import SMALL, configure
 
+import kairostep as ks
 from kairostep import progress_meter
 from kairostep.experiments import PRESETS, Component, Config, preset
 from kairostep.training.progress_lines import TrainingProgress, describe_noise, warmup_notes
@@ -117,6 +118,65 @@ def test_the_noise_that_draws_save_is_told_once_when_it_has_settled(
     assert describe_noise("root_loss", {"noise_ratio": 1.0, "equivalent_batch": 128.0, "gate": 0.0}) == (
         "root_loss: off, since the loss is nearly flat in t: draws are uniform"
     )
+
+
+def test_it_is_told_again_when_the_gate_has_changed_and_never_of_a_warm_up(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = (
+        [(1.0, 0.0, 1.0)] * 4 + [(0.8, 1.0, 0.0)] * 4 + [(1.0, 0.0, 0.0), (0.8, 1.0, 0.0)] * 2 + [(1.0, 0.0, 0.0)] * 3
+    )
+    chosen = replace(config(steps=2000, log_every=100), sampler=Component("root_loss"))
+    with TrainingProgress(chosen, Watch(clock), 0, shown=True) as progress:
+        for number, (ratio, gate, warming_up) in enumerate(seen, start=1):
+            progress.step = 100 * number
+            sampler = {"noise_ratio": ratio, "equivalent_batch": 128 / ratio, "gate": gate, "warming_up": warming_up}
+            progress.show({"step": progress.step, "sampler": sampler}, always=False)
+    assert told(capsys) == [
+        "root_loss: gradient noise about 0.80 of uniform's, like a batch of 160",
+        "root_loss: off, since the loss is nearly flat in t: draws are uniform",
+    ]
+
+
+class Flow:
+    """As flow matching: the loss is the same at every t, the gradient of its parameters is not."""
+
+    def __init__(self) -> None:
+        self.weights = torch.zeros(48, requires_grad=True)
+        self.optimizer = torch.optim.SGD([self.weights], lr=0.0)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def train(self, sampler: ks.TimestepSampler, num_steps: int) -> None:
+        """Take steps that change nothing."""
+        for _ in range(num_steps):
+            x = torch.randn(64, 49, generator=self.generator)
+            drawn = sampler.sample(x)
+
+            def loss_at(rows: torch.Tensor, t: torch.Tensor, x: torch.Tensor = x) -> torch.Tensor:
+                return ((0.3 + 3 * t) * (x[rows, :-1] @ self.weights) - x[rows, -1]).square()
+
+            with sampler.observe(x, drawn, loss_at(torch.arange(len(x)), drawn.t).detach(), loss_at):
+                pass
+
+
+def test_least_noise_is_not_called_off_before_it_has_probed(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = replace(config(steps=1000, log_every=50), sampler=Component("least_noise"))
+    problem, lines = Flow(), {}
+    sampler, root_loss = ks.LeastNoise(problem.optimizer), ks.RootLoss()
+    with TrainingProgress(chosen, Watch(clock), 0, shown=True) as progress:
+        for step in range(50, 401, 50):
+            problem.train(sampler, 50)
+            progress.step = step
+            diagnostics = {key: float(value) for key, value in sampler.diagnostics().items()}
+            assert diagnostics["warming_up"] == (step < 170)  # ten probes from step 160
+            progress.show({"sampler": diagnostics}, always=False)
+            lines[step] = told(capsys)
+    assert [step for step, line in lines.items() if line] == [250]
+    assert lines[250][0].startswith("least_noise: gradient noise about 0.")
+    problem.train(root_loss, 39)
+    assert float(root_loss.diagnostics()["warming_up"]) == 1
+    problem.train(root_loss, 1)
+    assert float(root_loss.diagnostics()["warming_up"]) == 0
 
 
 @pytest.mark.parametrize(("warmup_steps", "steps"), [(0, 1), (1, 10), (100, 1000), (100, 1009)])

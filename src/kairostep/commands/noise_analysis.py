@@ -1,7 +1,7 @@
 """`kairostep analyse noise`: the gradient noise of a run under each choice of t."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from kairostep.runs import RunHistory, Trained
 from kairostep.runs.checkpoint import read
 from kairostep.timesteps.gradient_size import Metric
 from kairostep.timesteps.histogram import rebin
+from kairostep.timesteps.sampler import TimestepSampler
 
 DECIDING: Metric = "adam"  # metric of the verdict and of the least-noise densities
 
@@ -51,6 +52,7 @@ def analyse_noise(known: argparse.Namespace, settings: Sequence[str], train: Tra
         "\ngradient noise of a step over that of uniform draws, weights being 1/density; ± standard error over rows\n"
     )
     print(noise_table(noise, densities, study.config.batch_size))
+    print(f"\n{left_out(densities)}; least_noise comes near the least")
     verdict = noise_verdict(noise, densities, study.config.batch_size)
     print(f"\n{verdict}")
     result = as_data(noise, densities, step, study.config.batch_size, verdict)
@@ -68,13 +70,28 @@ def known_densities(study: Study, trained: Trained, step: int, num_bins: int) ->
         found[f"{own} of the run"] = rebin(torch.tensor(list(rows[-1]), dtype=torch.float64), num_bins)
     context = sampler_context(study.config, trained.objective, trained.model, tuple(study.train.shape))
     for name in samplers:
-        options = samplers.options_of(name)
-        if "unbiased" not in options or any(option.required for option in options.values()):
-            continue
-        sampler = make_sampler(Component(name, {"unbiased": True}), context)
-        if not sampler.learns:
-            found[name] = sampler.density(num_bins).double()
+        if why_left_out(name) is None:
+            found[name] = make_sampler(Component(name, {"unbiased": True}), context).density(num_bins).double()
     return found
+
+
+def why_left_out(name: str) -> str | None:
+    """Return why a sampler's density is not compared, None if it is."""
+    options = samplers.options_of(name)
+    if any(option.required for option in options.values()):
+        return "options without a default"
+    if samplers.find(name).observe is not TimestepSampler.observe:
+        return "no density of their own before they have learned"
+    return None if "unbiased" in options else "a density that changes the objective"
+
+
+def left_out(shown: Iterable[str]) -> str:
+    """Return one sentence on the samplers that no shown density, by name, belongs to."""
+    names: dict[str, list[str]] = {}
+    seen = {name.partition(" ")[0] for name in shown}  # "root_loss of these losses"
+    for name in sorted(set(samplers) - seen):
+        names.setdefault(why_left_out(name) or "", []).append(name)
+    return "left out: " + "; ".join(f"{', '.join(own)} ({why})" for why, own in names.items())
 
 
 def noise_verdict(noise: GradientNoise, densities: Mapping[str, Tensor], batch_size: int) -> str:

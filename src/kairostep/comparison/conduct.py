@@ -77,16 +77,23 @@ class Work:
         self.longest = max(self.longest, seconds)
 
 
-def train_run(run: PlannedRun) -> float:
-    """Train or resume one run, and return the seconds it took. Mark a run that diverges."""
+def train_run(run: PlannedRun, *, measure_only: bool = False) -> float:
+    """Train or resume one run, and return the seconds it took. Mark a run that diverges.
+
+    Args:
+        run: What is trained.
+        measure_only: As of `Run.train`; nothing is printed.
+    """
     began = time.monotonic()
     training = Run(run.config)
-    print(f"\n{run.name}, learning rate {run.rate:g}: {training.description}", flush=True)
+    if not measure_only:
+        print(f"\n{run.name}, learning rate {run.rate:g}: {training.description}", flush=True)
     try:
-        training.train()
+        training.train(measure_only=measure_only)
     except Diverged as error:
         mark_diverged(run, training.trainer.step_number, str(error))
-        print(f"{run.name} diverged and is left as it is: {error}", flush=True)
+        if not measure_only:
+            print(f"{run.name} diverged and is left as it is: {error}", flush=True)
     del training
     gc.collect()  # networks and their graphs refer to themselves
     if torch.cuda.is_available():

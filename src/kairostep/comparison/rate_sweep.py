@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kairostep.comparison.arms import Arm
-from kairostep.comparison.conduct import Work
-from kairostep.comparison.plan import Plan, config_of
+from kairostep.comparison.conduct import train_run
+from kairostep.comparison.plan import Plan, PlannedRun, config_of
 from kairostep.comparison.records import read_record
+from kairostep.progress_meter import duration
 
 ARM = "sweep"
 CLOSE = 0.005  # of the lowest loss: rates that end within it are as good
+MAX_FURTHER = 3  # rates beyond the largest of a sweep
 
 
 @dataclass(frozen=True)
@@ -58,17 +60,51 @@ def geometric_rates(low: float, high: float, factor: float = 2.0) -> tuple[float
     return tuple(float(f"{low * factor**k:.6g}") for k in range(num))
 
 
+def further_rates(rates: Sequence[float], factor: float) -> tuple[float, ...]:
+    """Return the rates that follow the largest, for a sweep in which that one ends best."""
+    return tuple(float(f"{rates[-1] * factor**k:.6g}") for k in range(1, MAX_FURTHER + 1))
+
+
 def plan_sweep(output: Path, name: str | Path, settings: Sequence[str], rates: Sequence[float], seed: int) -> Plan:
     """Return the runs of a sweep: one for each rate, with one seed, in the folders of a comparison of one arm."""
     arm = Arm(ARM, ())
     return Plan(output, [arm], ARM, (seed,), tuple(rates), {ARM: config_of(name, arm, settings)})
 
 
-def sweep_rates(plan: Plan, work: Work) -> RateSweep:
-    """Train the runs that are not there yet, and return how each ended."""
-    work.train(plan.runs(ARM, plan.seeds[0]))
-    losses = {}
-    for run in plan.runs(ARM, plan.seeds[0]):
-        record = read_record(run)
-        losses[run.rate] = None if record is None else record.final("loss")
-    return RateSweep(losses, plan.configs[ARM].steps)
+def sweep_rates(plan: Plan, further: Sequence[float] = ()) -> RateSweep:
+    """Train the runs that are not there yet, and return how each ended.
+
+    Args:
+        plan: With the rates to try.
+        further: Rates to try after them, one by one, while the largest so far ends best.
+    """
+    steps = plan.configs[ARM].steps
+    losses = {run.rate: train_for_loss(run) for run in plan.runs(ARM, plan.seeds[0])}
+    for rate in further:
+        if RateSweep(losses, steps).best != max(losses):
+            break
+        losses[rate] = train_for_loss(plan.run(ARM, plan.seeds[0], rate))
+    return RateSweep(losses, steps)
+
+
+def train_for_loss(run: PlannedRun) -> float | None:
+    """Train a run unless it is there, print a line, and return its final held-out loss, None if it diverged."""
+    loss = final_loss(run)
+    if loss is not None or run.diverged:
+        return loss
+    took = duration(train_run(run, measure_only=True))
+    loss = final_loss(run)
+    if loss is None and not run.diverged:
+        raise ValueError(
+            "rates are compared by the loss of held-out images, got none: pass --data.held_out=0.1, or data with a "
+            "test part"
+        )
+    ended = "diverged" if loss is None else f"held-out loss {loss:.5g}"
+    print(f"learning rate {run.rate:g}: {ended}, {took}", flush=True)
+    return loss
+
+
+def final_loss(run: PlannedRun) -> float | None:
+    """Return the held-out loss of a run at its last step, None if it did not get there."""
+    record = None if run.diverged else read_record(run)
+    return None if record is None else record.values.get("loss", {}).get(run.config.steps)

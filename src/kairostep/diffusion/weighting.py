@@ -105,17 +105,23 @@ def as_weighting(sampler: TimestepSampler, process: Process, prediction: Predict
     any draws, such as those of `ks.RootLoss(loss_weight=objective.weight)`.
 
     Args:
-        sampler: Whose density it is. Its own weights have to be 1: one that is unbiased trains what uniform draws do.
+        sampler: Whose density it is, without weights of its own. One whose weights are 1/density is refused: it trains
+            what uniform draws do.
         process: The process that is trained.
         prediction: On whose squared error the density counts, for a network that predicts another; by default on that
             of whatever is predicted.
     """
-    if getattr(sampler, "unbiased", False):
+    if undoes_density(sampler):
         raise ValueError(
             f"a weighting must come of a density that changes the objective, got {sampler!r}, whose weights undo it: "
-            "pass unbiased=False, or ks.constant()"
+            "pass a sampler with unbiased=False, such as ks.LogitNormal(), or leave as_weighting out and draw by it"
         )
     return DensityWeighting(sampler, process, prediction)
+
+
+def undoes_density(sampler: TimestepSampler) -> bool:
+    """Whether the weights of a sampler, or of one inside it, are 1/density."""
+    return sampler.unbiased or any(map(undoes_density, sampler.inner))
 
 
 @weightings.register("density")

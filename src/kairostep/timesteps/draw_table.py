@@ -66,7 +66,7 @@ class TableSampler(TimestepSampler):
         super().__init__()
         self.draws = Draws(seed, stratified=stratified)
         self.table, self.num_bins = DrawTable(num_bins, beta), num_bins
-        self.steps = StepCount(seed)
+        self.steps, self.unbiased = StepCount(seed), beta == 1
 
     def mass(self) -> Tensor:
         """Return the mass of each bin (K,)."""

@@ -1,6 +1,6 @@
 """The size of a gradient as the optimizer sees it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -23,7 +23,7 @@ def scale_gradients(
     Args:
         gradients: One per parameter, in the order of `trained_parameters`.
         optimizer: Adam and its kin divide gradients by the root of their running second moment, v: that makes the
-            metric. One without such a state, as SGD, and a parameter not yet stepped, count plainly.
+            metric. A parameter without v, as all of SGD's or that of a layer not used so far, has scale 1.
         metric: "adam" weights squares by 1/v, the size of the step; "half" by 1/sqrt(v), the metric in which Adam
             descends; "plain" not at all.
     """
@@ -31,12 +31,14 @@ def scale_gradients(
     for group in optimizer.param_groups:
         parameters = [p for p in group["params"] if p.requires_grad]
         own, remaining = remaining[: len(parameters)], remaining[len(parameters) :]
-        states = [optimizer.state.get(p) for p in parameters]
-        if metric == "plain" or not all(map(_has_second_moment, states)):
-            scaled += own
-            continue
-        divisors = _divisors(states, group)
-        scaled += torch._foreach_div(own, torch._foreach_sqrt(divisors) if metric == "half" else divisors)
+        states = [optimizer.state.get(p, {}) for p in parameters]
+        known = [k for k, state in enumerate(states) if metric != "plain" and "exp_avg_sq" in state]
+        if known:
+            divisors = _divisors([states[k] for k in known], group)
+            divisors = list(torch._foreach_sqrt(divisors)) if metric == "half" else divisors
+            for k, quotient in zip(known, torch._foreach_div([own[k] for k in known], divisors), strict=True):
+                own[k] = quotient
+        scaled += own
     return scaled
 
 
@@ -63,15 +65,33 @@ def signed_size(losses: Tensor, signs: Tensor, optimizer: torch.optim.Optimizer)
     return squared_size(gradients, optimizer)
 
 
-def _has_second_moment(state: dict[str, Any] | None) -> bool:
-    return state is not None and "exp_avg_sq" in state
-
-
-def _divisors(states: Sequence[Any], group: dict[str, Any]) -> list[Tensor]:
+def _divisors(states: Sequence[Mapping[str, Any]], group: Mapping[str, Any]) -> list[Tensor]:
     """Return sqrt(v) + eps of each parameter, v corrected for its start at 0, as Adam divides by."""
     key = "max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"
-    roots = torch._foreach_sqrt([state[key].float() for state in states])
-    step = torch.as_tensor(states[0]["step"], dtype=torch.float32, device=roots[0].device)  # all stepped together
-    torch._foreach_div_(roots, (1 - group["betas"][1] ** step).sqrt())
-    torch._foreach_add_(roots, group["eps"])
-    return list(roots)
+    roots = list(torch._foreach_sqrt([state[key].float() for state in states]))
+    betas = group.get("betas")
+    for step, own in _by_step(roots, states, group):
+        if betas is not None:
+            torch._foreach_div_(own, (1 - betas[1] ** step).sqrt())
+    torch._foreach_add_(roots, group.get("eps", 1e-8))
+    return roots
+
+
+def _by_step(
+    roots: Sequence[Tensor], states: Sequence[Mapping[str, Any]], group: Mapping[str, Any]
+) -> list[tuple[Tensor, list[Tensor]]]:
+    """Return the steps taken, (), and the parameters that took as many. None if the optimizer does not count.
+
+    Counts on a GPU are not waited for: those of a group are taken to be that of its first parameter.
+    """
+    found: dict[float | None, tuple[Tensor, list[Tensor]]] = {}
+    for root, state in zip(roots, states, strict=True):
+        step = state.get("step", group.get("step"))
+        if step is None:
+            continue
+        on_device = isinstance(step, Tensor) and step.device.type != "cpu"
+        known = None if on_device else float(step)
+        if known not in found:
+            found[known] = (step.float() if known is None else root.new_full((), known)), []
+        found[known][1].append(root)
+    return list(found.values())

@@ -74,7 +74,6 @@ class GradientVariance(TableSampler):
         self.rows_per_gradient = count("rows_per_gradient", rows_per_gradient)
         self.decay = below_one("decay", decay, example=0.99)
         self.floor = max(share("floor", floor), UNBIASED_FLOOR if unbiased else 0.0)
-        self.unbiased = unbiased
         self.register_buffer("variance", torch.zeros(num_bins, dtype=torch.float32))
         self.register_buffer("num_measured", torch.zeros(num_bins, dtype=torch.int64))
         self.register_buffer("num_skipped", torch.tensor(0))

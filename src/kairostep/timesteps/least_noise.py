@@ -221,8 +221,9 @@ class LeastNoise(TableSampler):
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return what the draws save (`noise_savings`), what probes cost, and how much was skipped."""
+        warming_up = not self.steps.refreshed_since(first_sweep(self.warmup) + SWEEP, self.refresh)
         return {
-            **noise_savings(self.mass(), self.moments(), self.num_shown),
+            **noise_savings(self.mass(), self.moments(), self.num_shown, warming_up=warming_up),
             "probe_evaluations": self.num_probes,
             "skipped_losses": self.squares.num_skipped,
             "skipped_probes": self.log_ratios.num_skipped,
@@ -260,9 +261,14 @@ def differentiable(loss_at: LossAt, rows: Tensor, t: Tensor) -> Tensor:
     return losses
 
 
+def first_sweep(warmup: int) -> int:
+    """Return the step at which the first sweep begins."""
+    return FIRST_SWEEP * max(1, warmup)
+
+
 def probe_number(step: int, warmup: int) -> int | None:
     """Return the number of the probe at this step, None if there is none."""
-    first, second = FIRST_SWEEP * max(1, warmup), SECOND_SWEEP * max(1, warmup)
+    first, second = first_sweep(warmup), SECOND_SWEEP * max(1, warmup)
     if step < first:
         return None
     sweep = (step // second).bit_length()

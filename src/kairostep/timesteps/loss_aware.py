@@ -194,7 +194,7 @@ class InfoNoise(TableSampler):
         self.onset = positive_share("onset", onset)
         self.gate_power = positive("gate_power", gate_power)
         self.floor = max(positive_share("floor", floor), UNBIASED_FLOOR if unbiased else 0.0)
-        self.process, self.unbiased = process, unbiased
+        self.process = process
         self.loss_weight = None if loss_weight is None else check_loss_weight(loss_weight)
         centres = (torch.arange(num_bins, dtype=torch.float64) + 0.5) / num_bins
         log_snr = self.bounded_log_snr(centres)

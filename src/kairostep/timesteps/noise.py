@@ -5,6 +5,7 @@ V(q) = sum_k m_k / (K**2 q_k), where m_k is the second moment of a single row's 
 V = mean(m), and no density has less than that of q ~ sqrt(m), (mean sqrt(m))**2.
 """
 
+import torch
 from torch import Tensor
 
 from kairostep.timesteps.histogram import rebin
@@ -31,17 +32,19 @@ def least_noise_density(moments: Tensor) -> Tensor:
     return root / root.sum()
 
 
-def noise_savings(mass: Tensor, moments: Tensor, batch_size: int) -> dict[str, Tensor]:
+def noise_savings(mass: Tensor, moments: Tensor, batch_size: int, *, warming_up: bool) -> dict[str, Tensor]:
     """Return what draws of this mass (K,) save, as scalars for `diagnostics`.
 
     `noise_ratio`: gradient noise over that of uniform draws. `equivalent_batch`: the batch that uniform draws need for
-    as little. `gate`: 0 if draws are uniform, in the warm-up or with moments nearly flat in t; else 1.
+    as little. `gate`: 0 if draws are uniform, else 1. `warming_up`: 1 until the sampler has measured what it draws by;
+    uniform draws after that mean that the moments are nearly flat in t.
     """
     ratio = noise_ratio(mass, moments)
     return {
         "noise_ratio": ratio,
         "equivalent_batch": batch_size / ratio,
         "gate": (mass != mass[0]).any().float(),
+        "warming_up": torch.full_like(ratio, float(warming_up)),
     }
 
 

@@ -92,7 +92,8 @@ class RootLoss(TableSampler):
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Return what the draws save, as the losses predict it (`noise_savings`), and how many losses were skipped."""
-        savings = noise_savings(self.mass(), loss_moments(self.squares), self.num_shown)
+        warming_up = not self.steps.refreshed_since(self.warmup, self.refresh)
+        savings = noise_savings(self.mass(), loss_moments(self.squares), self.num_shown, warming_up=warming_up)
         return {**savings, "skipped_losses": self.squares.num_skipped}
 
 

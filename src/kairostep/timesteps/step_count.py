@@ -19,6 +19,10 @@ class StepCount(nn.Module):
         self.num_steps += 1
         return self.num_steps
 
+    def refreshed_since(self, step: int, refresh: int) -> bool:
+        """Whether the last change of what changes every `refresh` steps was at this step or later."""
+        return self.num_steps // refresh * refresh >= max(1, step)
+
     def get_extra_state(self) -> Tensor:
         """Return the number of steps and the seed."""
         return torch.tensor([self.num_steps, self.seed])

@@ -32,8 +32,8 @@ class TrainingProgress:
         self.config, self.clock, self.start, self.step = config, clock, start, start
         self.meter = ProgressMeter(config.steps, "", unit="step", done=start, shown=shown, file=sys.stdout)
         self.shown, self.estimated = shown, False
-        self.noise_ratio: float | None = None  # last seen
-        self.noise_is_told = False
+        self.noise_seen: tuple[float, float] | None = None  # last noise ratio and gate
+        self.gate_told: float | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -66,13 +66,14 @@ class TrainingProgress:
             self.meter.bar.set_postfix_str(f"loss {line['loss']:.4f}, {self._images_per_second:.3g} images/s")
 
     def _tell_noise(self, diagnostics: Mapping[str, float]) -> None:
-        """Print the sampler's noise ratio once, as soon as two records in a row agree."""
-        ratio, before = diagnostics.get("noise_ratio"), self.noise_ratio
-        if ratio is None or self.noise_is_told or self.step < NOISE_FROM:
+        """Print the sampler's noise ratio as soon as two records in a row agree, and again if its gate changes."""
+        if "noise_ratio" not in diagnostics or self.step < NOISE_FROM or diagnostics.get("warming_up"):
             return
-        self.noise_ratio = ratio
-        if before is not None and abs(ratio - before) < NOISE_SETTLED:
-            self.noise_is_told = True
+        ratio, gate = diagnostics["noise_ratio"], diagnostics.get("gate", 1.0)
+        before, self.noise_seen = self.noise_seen, (ratio, gate)
+        is_settled = before is not None and abs(ratio - before[0]) < NOISE_SETTLED and gate == before[1]
+        if is_settled and gate != self.gate_told:
+            self.gate_told = gate
             self.meter.tell(describe_noise(self.config.sampler.name, diagnostics))
 
     def announce_finish(self, places: str) -> None:
@@ -110,9 +111,10 @@ class TrainingProgress:
 
 
 def describe_noise(name: str, diagnostics: Mapping[str, float]) -> str:
-    """Return one sentence on a sampler's gradient noise, from its `noise_ratio`, `equivalent_batch` and `gate`."""
+    """Return one sentence on a sampler's gradient noise, from its `diagnostics` after its warm-up."""
     if not diagnostics.get("gate", 1):
-        return f"{name}: off, since the loss is nearly flat in t: draws are uniform"
+        what = "the gradient" if "probe_evaluations" in diagnostics else "the loss"
+        return f"{name}: off, since {what} is nearly flat in t: draws are uniform"
     ratio, batch = diagnostics["noise_ratio"], diagnostics["equivalent_batch"]
     return f"{name}: gradient noise about {ratio:.2f} of uniform's, like a batch of {batch:.0f}"
 

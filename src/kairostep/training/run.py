@@ -91,16 +91,20 @@ class Run:
         """What the user should know before this run trains, each note with the setting that changes it."""
         return [] if self.finished else notes_on(self.asked, self.experiment, start=self.trainer.step_number)
 
-    def train(self) -> None:
-        """Train to the last step. SIGINT, SIGTERM and SIGHUP save a checkpoint and raise `SystemExit`."""
+    def train(self, *, measure_only: bool = False) -> None:
+        """Train to the last step. SIGINT, SIGTERM and SIGHUP save a checkpoint and raise `SystemExit`.
+
+        Args:
+            measure_only: Write metrics and checkpoints alone, no model or samples, and print no progress.
+        """
         start, trackers = self.trainer.step_number, self.config.trackers
         try:
             with self.watch.guard():
                 if trackers:
                     self.accelerator.init_trackers("kairostep")
-                self._take_steps(start)
+                self._take_steps(start, shown=not measure_only)
                 complete = (self.directory / "model").exists() and self._grid_path.exists()
-                if start < self.config.steps or not self.monitor.share.from_first(complete):
+                if not measure_only and (start < self.config.steps or not self.monitor.share.from_first(complete)):
                     self._finish()
                 if trackers:
                     self.accelerator.end_training()
@@ -108,12 +112,12 @@ class Run:
             self._release()
             self.watch.close()
 
-    def _take_steps(self, start: int) -> None:
+    def _take_steps(self, start: int, *, shown: bool) -> None:
         config, on_main = self.config, self.accelerator.is_main_process
         with (
             Interruption(self.accelerator.device, self.watch) as interruption,
             closing(self.batches.from_step(start * config.accumulate)) as batches,
-            TrainingProgress(config, self.clock, start, shown=on_main) as progress,
+            TrainingProgress(config, self.clock, start, shown=shown and on_main) as progress,
         ):
             self.clock.start()
             while not self.finished:
