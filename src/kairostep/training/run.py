@@ -291,5 +291,5 @@ class Run:
         training, total = duration(self.clock.seconds()), duration(time.monotonic() - self.began)
         say(f"trained {self.trainer.step_number} steps in {training} of training: {self.directory}", flush=True)
         say(f"this command took {total}, with start, held-out losses, samples and files", flush=True)
-        say(f"make images with: kairostep generate {shlex.quote(str(self.directory))} --num 64", flush=True)
+        say(f"make images with: kairostep generate {shlex.quote(str(self.directory))} --num_images 64", flush=True)
         say(f"or load the model: {code}", flush=True)
