@@ -236,6 +236,9 @@ def test_reasons_are_one_line_without_advice() -> None:
     assert reason_of(RunError("no space; go on with: this")) == "no space"
     assert reason_of(ValueError("one\ntwo")) == "one"
     assert reason_of(KeyError("x")) == "KeyError: 'x'"
+    assert reason_of(KeyboardInterrupt()) == "KeyboardInterrupt"
+    assert reason_of(SystemExit(128 + signal.SIGTERM)) == "stopped by SIGTERM"
+    assert reason_of(SystemExit(2)) == "SystemExit: 2"
 
 
 @pytest.mark.parametrize(

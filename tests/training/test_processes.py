@@ -268,6 +268,7 @@ def test_a_signal_that_reaches_the_launcher_and_the_processes(tmp_path: Path) ->
         for each in (*ranks, process.pid):  # as systemd does
             os.kill(int(each), signal.SIGTERM)
         assert process.wait(PATIENCE) != 0
-    stopped = re.search(r"stopped at step (\d+) of 1000000, saved", log.read_text())
+    again = "torchrun --standalone --nproc_per_node 2 -m kairostep train --config"
+    stopped = re.search(rf"stopped at step (\d+) of 1000000, saved; go on with: {again}", log.read_text())
     assert stopped, log.read_text()
     assert last_step(directory) == int(stopped[1])

@@ -80,14 +80,14 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     names = ("solver", "steps", "seed", "guidance", "classes", "precision", "format", "batch_size")
     num = DEFAULT_NUM if known.num is None else known.num
     request = Request(num=num, **{name: getattr(known, name) for name in names})
-    state = open_processes()
-    torch.backends.cudnn.benchmark = True
-    for checkpoint in find_checkpoints(known.directory, known.checkpoint):
-        trained = load_trained(known.directory, checkpoint, known.weights, state.device)
-        output = known.output
-        if output is not None and known.checkpoint == "all":
-            output = output / f"step-{trained.step}"
-        make_images(trained, request, output, state, extend=known.num is None)
+    with open_processes(known.typed) as state:
+        torch.backends.cudnn.benchmark = True
+        for checkpoint in find_checkpoints(known.directory, known.checkpoint):
+            trained = load_trained(known.directory, checkpoint, known.weights, state.device)
+            output = known.output
+            if output is not None and known.checkpoint == "all":
+                output = output / f"step-{trained.step}"
+            make_images(trained, request, output, state, extend=known.num is None)
 
 
 def make_images(

@@ -106,9 +106,9 @@ class ProcessWatch(Watch):
         """If the block fails, tell the others why. If it fails due to a lost process, raise `LostProcess`."""
         try:
             yield
-        except SystemExit:
-            raise
         except BaseException as error:
+            if isinstance(error, SystemExit) and (self.agreed or not error.code):
+                raise
             if is_lost_rank(error) and self.loss_known.wait(SECONDS_TO_LEARN):
                 lost = LostProcess(self._message(), speaks=self.loss is None or speaks(self.loss.rank))
                 self.close()

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import os
 import shlex
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 
 from kairostep.experiments import Config, build
+from kairostep.parallelism import launched
 from kairostep.progress_meter import duration
 from kairostep.runs.checkpoint import Checkpoints, check_same_checkpoint
 from kairostep.runs.directory import DirectoryLock, check, write_config
@@ -146,11 +146,8 @@ class Run:
     @property
     def go_on(self) -> str:
         """The command that continues this run, in words."""
-        num_processes = self.accelerator.num_processes
-        if int(os.environ.get("LOCAL_WORLD_SIZE", num_processes)) < num_processes:
-            return "go on with: the same command on every machine"
-        launch = f"accelerate launch --multi_gpu --num_processes {num_processes} -m " if num_processes > 1 else ""
-        return f"go on with: {launch}kairostep train --config {shlex.quote(str(self.directory / 'config.yaml'))}"
+        command = f"kairostep train --config {shlex.quote(str(self.directory / 'config.yaml'))}"
+        return f"go on with: {launched(command, self.accelerator.num_processes)}"
 
     def _where(self) -> str:
         """Say what is lost if the run stops now. A thread calls this, so nothing here waits."""
@@ -158,7 +155,8 @@ class Run:
         if not step:
             return "no step was taken yet: run the same command again"
         saved = f"of step {self.saved_step}" if self.saved_step else "none yet"
-        return f"lost are the {step - self.saved_step} steps since the last checkpoint ({saved}); {self.go_on}"
+        lost = step - self.saved_step
+        return f"lost: {lost} step{'s' * (lost != 1)} since the last checkpoint ({saved}); {self.go_on}"
 
     # Measuring
 
