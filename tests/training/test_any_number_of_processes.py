@@ -204,6 +204,14 @@ def test_as_many_processes_go_on_bitwise(num_processes: int, whole: Path, tmp_pa
     assert_close_runs(through, whole)
 
 
+def test_pairs_over_processes_are_told(tmp_path: Path) -> None:
+    settings = {**SMALL, "steps": 1, "pairs": True, "held_out_images": 0}
+    children = start_ranks(arguments(tmp_path / "run", settings), tmp_path / "log")
+    assert [child.join() for child in children] == [0, 0], [child.output for child in children]
+    told = [child.output.count("kairostep: note: antithetic pairs are made over all 2 processes") for child in children]
+    assert told == [1, 0]
+
+
 def test_processes_that_cannot_share_a_batch(tmp_path: Path) -> None:
     config = configure(tmp_path, {**SMALL, "batch_size": 128, "accumulate": 2})
     rule = "batch_size must be a multiple of accumulate times the processes, 2 x 3, got 128: launch 2 processes"

@@ -89,7 +89,10 @@ class Run:
     @property
     def notes(self) -> list[str]:
         """What the user should know before this run trains, each note with the setting that changes it."""
-        return [] if self.finished else notes_on(self.asked, self.experiment, start=self.trainer.step_number)
+        if self.finished:
+            return []
+        num_processes, replays, start = self.accelerator.num_processes, self.step_mode.replays, self.trainer.step_number
+        return notes_on(self.asked, self.experiment, start=start, num_processes=num_processes, replays=replays)
 
     def train(self) -> None:
         """Train to the last step. SIGINT, SIGTERM and SIGHUP save a checkpoint and raise `SystemExit`."""
