@@ -114,7 +114,7 @@ def test_too_few_images_are_left_out_unless_their_number_is_stated(
     evaluate("--features=my_pixels:make")
     told = capsys.readouterr().err
     assert "FID is of 50000 images by convention, run/generated/ddim has 30 and is left out" in told
-    assert "kairostep generate run --num 50000, or state that it is of fewer by --num 30" in told
+    assert "kairostep generate run --num_images 50000, or state that it is of fewer by --num_images 30" in told
     assert "fid" not in [line["what"] for line in lines_of(run)]
 
 
@@ -122,7 +122,7 @@ def test_without_images_the_held_out_figures_are_there(run: Path, capsys: pytest
     evaluate()
     captured = capsys.readouterr()
     assert captured.err.startswith(
-        "kairostep: note: no images of this checkpoint in run/generated: kairostep generate run --num 50000"
+        "kairostep: note: no images of this checkpoint in run/generated: kairostep generate run --num_images 50000"
     )
     lines = lines_of(run)
     assert [line["what"] for line in lines] == HELD_OUT + ["epsilon_mse_at"] * 20
@@ -300,8 +300,9 @@ def test_what_cannot_be_measured_is_told_in_one_line(
 
 def test_too_few_or_torn_images_in_the_run_are_told_too(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put_images(run / "generated" / "some")
-    assert "got 30 in run/generated/some/images.npz: generate more, or state fewer by --num=30" in refused_evaluation(
-        capsys
+    assert (
+        "got 30 in run/generated/some/images.npz: generate more, or state fewer by --num_images=30"
+        in refused_evaluation(capsys)
     )
 
 

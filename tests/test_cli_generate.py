@@ -14,8 +14,9 @@ from PIL import Image
 from small_runs import SMALL, Child, start_ranks, train_here
 
 from kairostep.cli import main
+from kairostep.generation import image_folder
 
-QUICK = ["--num", "10", "--batch_size", "4", "--steps", "3"]
+QUICK = ["--num_images", "10", "--batch_size", "4", "--steps", "3"]
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -148,16 +149,38 @@ def test_few_images_are_dealt_to_all_processes(run: Path, tmp_path: Path) -> Non
     assert record_of(Path("two")) == record_of(Path("one"))
 
 
+def write_slowly() -> None:
+    plain = image_folder.Writer._write
+
+    def write(*arguments: Any) -> None:
+        time.sleep(0.2)
+        plain(*arguments)
+
+    image_folder.Writer._write = write  # type: ignore[method-assign]
+
+
+LAUNCHED = {"TORCHELASTIC_RUN_ID": "none"}  # torchrun passes on a signal that its processes may have got too
+
+
 @pytest.mark.parametrize(
-    ("number", "format"), [(signal.SIGINT, "png"), (signal.SIGTERM, "npz"), (signal.SIGHUP, "png")]
+    ("number", "format", "environment"),
+    [(signal.SIGINT, "png", {}), (signal.SIGTERM, "npz", LAUNCHED), (signal.SIGHUP, "png", {})],
 )
 def test_a_signal_leaves_whole_files_and_the_same_command_goes_on(
-    number: signal.Signals, format: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    number: signal.Signals,
+    format: str,
+    environment: dict[str, str],
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "stopped"
     command = ["generate", str(run), "--num", "60", "--steps", "20", "--format", format, "--output", str(folder)]
-    child = Child([*command, "--batch_size", "2"], tmp_path / "log")
+    child = Child([*command, "--batch_size", "2"], tmp_path / "log", write_slowly, environment)
     assert child.wait_until(lambda: time.sleep(0.01) or bool(list(folder.rglob("0000*")))), child.output
+    if environment:
+        child.tell(number)
+        time.sleep(0.05)
     assert child.send(number) == 128 + number
     found = re.search(r"stopped with (\d+) of 60 images in .*stopped; the same command goes on", child.output)
     assert found, child.output

@@ -102,7 +102,7 @@ def test_a_run_says_what_it_writes_and_how_long_all_of_it_took(capsys: pytest.Ca
     assert lines[5] == "all 2 steps taken: writing a checkpoint, the model and samples to run"
     assert re.fullmatch(r"trained 2 steps in .* of training: run", lines[6])
     assert re.fullmatch("this command took .* s, with start, held-out losses, samples and files", lines[7])
-    assert lines[8] == "make images with: kairostep generate run --num 64"
+    assert lines[8] == "make images with: kairostep generate run --num_images 64"
 
 
 def test_the_warm_up_of_a_preset_shrinks_with_its_steps(capsys: pytest.CaptureFixture[str]) -> None:

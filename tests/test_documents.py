@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from documents import DOCUMENTS, ROOT, commands_of, python_parts, text_of, typed_lines
 from real_libraries import beside
+from torch.distributed.run import get_args_parser
 from torch.testing import assert_close
 
 import kairostep as ks
@@ -85,6 +87,7 @@ def test_a_wrong_command_would_be_noticed(capsys: pytest.CaptureFixture[str]) ->
         "python -m kairostep.docter",
         "python benchmarks/nothing.py",
         "torchrun --nproc_per_node 2 -m kairostep generate runs/digits --sampler euler",
+        "torchrun --nproc 2 -m kairostep generate runs/digits",
         "pip install '.[trian]'",
         "rm -rf runs",
     ):
@@ -93,9 +96,25 @@ def test_a_wrong_command_would_be_noticed(capsys: pytest.CaptureFixture[str]) ->
             check_command(words)
 
 
+def test_torchrun_takes_no_option_of_a_command_for_an_abbreviation_of_its_own() -> None:
+    commands = make_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr,index,call-overload]
+    settings = [f"--{field.name}" for field in fields(Config)]
+    first = [
+        a.option_strings[0] for name in ("generate", "evaluate") for a in commands[name]._actions if a.option_strings
+    ]
+    own = [option for action in get_args_parser()._actions for option in action.option_strings]
+    taken = {name: [option for option in own if option.startswith(name)] for name in (*settings, *first)}
+    assert "--num_images" in taken
+    assert {name: options for name, options in taken.items() if options and name not in options} == {}
+
+
 def check_command(words: Sequence[str]) -> None:
     """Raise unless the command exists and takes these words."""
-    if words[0] == "torchrun" or words[:2] == ["accelerate", "launch"]:
+    if words[0] == "torchrun":
+        launched = get_args_parser().parse_args(words[1:])  # it reads the options of the command as well
+        assert launched.module, f"torchrun must start a module, got {launched.training_script}"
+        words = [launched.training_script, *launched.training_script_args]
+    elif words[:2] == ["accelerate", "launch"]:
         words = ["kairostep", *words[words.index("kairostep") + 1 :]]
     program, *rest = words
     if program == "kairostep" and rest[1:] == ["--help"]:
@@ -155,7 +174,7 @@ def test_commands_for_the_paper_have_the_solvers_of_table_6_and_the_loss_of_figu
         words = generate[f"runs/{preset_name}"]
         assert solver in words
         assert words[words.index("--steps") + 1] == steps
-        assert words[words.index("--num") + 1] == "50000"
+        assert words[words.index("--num_images") + 1] == "50000"
     figures = {number: [line for line in commands if f"Figure {number}" in line] for number in (2, 6)}
     assert all("--weighting=vlb" in line for line in figures[6])
     assert len(figures[6]) == 2  # linear and cosine

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kairostep.cli import main
-from kairostep.parallelism import REFUSED, REFUSED_TYPES, check_parallelism
+from kairostep.parallelism import REFUSED, REFUSED_TYPES, check_parallelism, launched
 
 
 @pytest.mark.parametrize(("variable", "name"), REFUSED.items())
@@ -39,3 +39,32 @@ def test_an_accelerator_of_such_a_type_is_refused(distributed_type: str) -> None
 def test_whole_models_pass(distributed_type: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "false")
     check_parallelism(distributed_type)
+
+
+@pytest.mark.parametrize(
+    ("environment", "num_processes", "line"),
+    [
+        ({}, 1, "kairostep generate run"),
+        ({"TORCHELASTIC_RUN_ID": "none"}, 1, "kairostep generate run"),
+        ({}, 2, "accelerate launch --multi_gpu --num_processes 2 -m kairostep generate run"),
+        (
+            {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "2"},
+            2,
+            "torchrun --standalone --nproc_per_node 2 -m kairostep generate run",
+        ),
+        (
+            {"TORCHELASTIC_RUN_ID": "none", "ACCELERATE_MIXED_PRECISION": "no"},  # it uses torchrun
+            2,
+            "accelerate launch --multi_gpu --num_processes 2 -m kairostep generate run",
+        ),
+        ({"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "2"}, 4, "the same command on every machine"),
+    ],
+)
+def test_the_launcher_that_was_used_is_named(
+    environment: dict[str, str], num_processes: int, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE", "ACCELERATE_MIXED_PRECISION"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert launched("kairostep generate run", num_processes) == line

@@ -1,4 +1,4 @@
-"""Which kinds of parallel training are supported: whole models, one per process."""
+"""Which kinds of parallel training are supported, whole models, one per process, and how processes are launched."""
 
 import os
 
@@ -26,3 +26,16 @@ def check_parallelism(distributed_type: str | None = None) -> None:
             "`torchrun --nproc_per_node NUM -m kairostep ...` or `accelerate launch --multi_gpu -m kairostep ...`, "
             "which override it; docs/several_gpus.md says up to which size that carries"
         )
+
+
+def launched(command: str, num_processes: int) -> str:
+    """Return the line that runs a command of kairostep again, in words, with the launcher that was used."""
+    if int(os.environ.get("LOCAL_WORLD_SIZE", num_processes)) < num_processes:
+        return "the same command on every machine"
+    if num_processes == 1:
+        return command
+    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and "ACCELERATE_MIXED_PRECISION" not in os.environ
+    launch = (
+        "torchrun --standalone --nproc_per_node" if by_torchrun else "accelerate launch --multi_gpu --num_processes"
+    )
+    return f"{launch} {num_processes} -m {command}"

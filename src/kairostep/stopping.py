@@ -1,6 +1,9 @@
 """The signals that ask a command to stop."""
 
+import os
 import signal
+
+SECONDS_OF_ONE_EVENT = 2.0  # the same signal again within this time may be the launcher's copy of the first
 
 
 def stopping_signals() -> list[signal.Signals]:
@@ -11,6 +14,16 @@ def stopping_signals() -> list[signal.Signals]:
     return numbers
 
 
-def repeats(number: int) -> bool:
-    """Whether one event may send this signal twice. On a lost terminal, both the terminal and the shell send SIGHUP."""
+def is_lost_terminal(number: int) -> bool:
+    """Whether this is SIGHUP, which both the terminal and the shell send."""
     return number == getattr(signal, "SIGHUP", None)
+
+
+def has_launcher() -> bool:
+    """Whether a launcher started this process. It passes on a signal, which may have reached this process as well."""
+    return "TORCHELASTIC_RUN_ID" in os.environ or os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def repeats(number: int) -> bool:
+    """Whether one event may send this signal twice."""
+    return is_lost_terminal(number) or has_launcher()

@@ -74,7 +74,7 @@ def test_an_interrupted_generation_is_refused(kind: str, tmp_path: Path) -> None
 def test_fewer_images_and_other_sizes_are_refused(kind: str, tmp_path: Path) -> None:
     path = as_npz(tmp_path / "a.npz", pixels(5)) if kind == "npz" else as_folder(tmp_path / "a", pixels(5))
     source = open_images(path, 3)
-    with pytest.raises(ValueError, match=r"states, 6, got 5 in .*: generate more, or state fewer by --num=5"):
+    with pytest.raises(ValueError, match=r"states, 6, got 5 in .*: generate more, or state fewer by --num_images=5"):
         source.check(6, (3, 6, 6))
     with pytest.raises(ValueError, match=r"must have the shape of the data, \(3, 8, 8\), got \(3, 6, 6\) in"):
         source.check(5, (3, 8, 8))

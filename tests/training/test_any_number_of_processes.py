@@ -35,7 +35,7 @@ from kairostep.experiments import build
 from kairostep.experiments.parts import make_sampler, sampler_context
 from kairostep.registry import samplers
 from kairostep.runs.checkpoint import Checkpoints
-from kairostep.training.assembly import make_accelerator, make_batches, make_trainer
+from kairostep.training.assembly import check_divides, make_accelerator, make_batches, make_trainer
 
 NUM_STEPS = 50
 OPTIONS: Mapping[str, Mapping[str, Any]] = {  # so that every sampler has learned within the steps
@@ -59,6 +59,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
 LEARN = {
     name: CASES[name] for name in ("adaptive", "root_loss", "least_noise", "speed", "accumulated", "pairs and labels")
 }
+MANY = {name: CASES[name] for name in ("adaptive", "root_loss", "speed", "accumulated")}
 
 
 class Small(nn.Module):
@@ -125,7 +126,7 @@ def of_one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     return losses_with(1, tmp_path_factory.mktemp("one"), CASES)
 
 
-@pytest.mark.parametrize(("num_processes", "cases"), [(2, CASES), (4, LEARN)])
+@pytest.mark.parametrize(("num_processes", "cases"), [(2, CASES), (4, LEARN), (8, MANY)])
 def test_every_sampler_trains_the_same_on_any_number_of_processes(
     num_processes: int, cases: Mapping[str, Mapping[str, Any]], of_one: dict[str, Tensor], tmp_path: Path
 ) -> None:
@@ -201,6 +202,24 @@ def test_as_many_processes_go_on_bitwise(num_processes: int, whole: Path, tmp_pa
     train_on(num_processes, stopped, tmp_path / "log")
     assert_same_run(stopped, through)
     assert_close_runs(through, whole)
+
+
+def test_pairs_over_processes_are_told(tmp_path: Path) -> None:
+    settings = {**SMALL, "steps": 1, "pairs": True, "held_out_images": 0}
+    children = start_ranks(arguments(tmp_path / "run", settings), tmp_path / "log")
+    assert [child.join() for child in children] == [0, 0], [child.output for child in children]
+    told = [child.output.count("kairostep: note: antithetic pairs are made over all 2 processes") for child in children]
+    assert told == [1, 0]
+
+
+def test_processes_that_cannot_share_a_batch(tmp_path: Path) -> None:
+    config = configure(tmp_path, {**SMALL, "batch_size": 128, "accumulate": 2})
+    rule = "batch_size must be a multiple of accumulate times the processes, 2 x 3, got 128: launch 2 processes"
+    with pytest.raises(ValueError, match=rf"{rule}, or pass --batch_size=126 or --batch_size=132$"):
+        check_divides(config, 3)
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(ValueError, match=rf"{rule}, since a run that goes on keeps its batch$"):
+        check_divides(config, 3)
 
 
 def hide_newest() -> None:

@@ -75,8 +75,10 @@ def test_a_killed_process(which: int, tmp_path: Path) -> None:
     assert other.join() == 1
     complaint = complaint_of(other)
     assert f"process {which} of 2 (pid {lost.process.pid} on " in complaint
-    assert ") ended without a word, as if killed; lost are the " in complaint
-    found = re.search(r"(\d+) steps since the last checkpoint \(of step (\d+)\); go on with: accelerate ", complaint)
+    assert ") ended without a word, as if killed; lost: " in complaint
+    found = re.search(
+        r"lost: (\d+) steps? since the last checkpoint \(of step (\d+)\); go on with: accelerate ", complaint
+    )
     assert found, complaint
     assert int(found[1]) <= 1 + ENDLESS["checkpoint_every"]
     assert int(found[2]) <= last_step(tmp_path / "run")
@@ -89,7 +91,7 @@ def test_a_process_that_hangs(tmp_path: Path) -> None:
         assert other.ends_within(PATIENCE)
         assert other.join() == 1
         assert f"process 0 of 2 (pid {lost.process.pid} on " in complaint_of(other)
-        assert ") has been silent for 2 s: it hangs, or cannot be reached; lost are the " in complaint_of(other)
+        assert ") has been silent for 2 s: it hangs, or cannot be reached; lost: " in complaint_of(other)
         lost.tell(signal.SIGCONT)  # and it sees that it is alone
         assert lost.join() == 1
         assert "has been silent for 2 s" in complaint_of(lost)
@@ -122,7 +124,7 @@ def test_a_process_that_is_stuck_while_its_heart_beats(tmp_path: Path) -> None:
     said = "".join(child.output for child in children)
     assert re.search(
         r"process [01] of 2 \(pid \d+ on \S+\) has been at one step for \d s: it, or a process that it waits for, is "
-        r"stuck in its data, its disk or its GPU; lost are the 1 steps since the last checkpoint \(of step 7\); go on",
+        r"stuck in its data, its disk or its GPU; lost: 1 step since the last checkpoint \(of step 7\); go on",
         said,
     ), said
     assert "Traceback" not in said
@@ -137,7 +139,7 @@ def test_a_signal_while_another_process_hangs(tmp_path: Path) -> None:
         assert other.ends_within(PATIENCE)
         assert other.join() == 128 + signal.SIGTERM
         assert "SIGTERM came, but nothing can be saved, since process 1 of 2" in complaint_of(other)
-        assert "; lost are the " in complaint_of(other)
+        assert "; lost: " in complaint_of(other)
     finally:
         lost.tell(signal.SIGKILL)
 
@@ -149,7 +151,7 @@ def test_a_process_without_memory(tmp_path: Path) -> None:
     assert "memory ran out (CUDA out of memory. Tried to allocate 9 GiB): lower --batch_size" in complaint_of(lost)
     assert f"process 1 of 2 (pid {lost.process.pid} on " in complaint_of(other)
     assert ") ended: OutOfMemoryError: CUDA out of memory. Tried" in complaint_of(other)
-    assert "lost are the 1 steps since the last checkpoint (of step 7); go on with: accelerate" in complaint_of(other)
+    assert "lost: 1 step since the last checkpoint (of step 7); go on with: accelerate" in complaint_of(other)
 
 
 def test_a_full_disk(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kairostep import stopping
 from kairostep.training import process_links, process_losses, process_watch
 from kairostep.training.process_links import Links
 from kairostep.training.process_losses import Loss, reason_of
@@ -162,7 +163,7 @@ def patient(watch: ProcessWatch, monkeypatch: pytest.MonkeyPatch) -> ProcessWatc
 
 
 def test_a_signal_waits_for_the_agreement_of_processes_that_are_not_silent(
-    patient: ProcessWatch, other: Callable[..., None], left: Left
+    patient: ProcessWatch, other: Callable[..., None], left: Left, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patient.links.waker.send(bytes([signal.SIGTERM]))
     assert eventually(lambda: bool(patient.signals))
@@ -170,9 +171,26 @@ def test_a_signal_waits_for_the_agreement_of_processes_that_are_not_silent(
     assert not left
     patient.end_agreed()
     assert patient.signals == []
+    patient.links.waker.send(bytes([signal.SIGTERM, signal.SIGINT]))  # while they save
+    monkeypatch.setattr(process_watch, "SUSPICIOUS_SILENCE", 0.0)
+    time.sleep(0.8)
+    assert not left
 
 
-def test_a_second_signal_acts_at_once(patient: ProcessWatch, other: Callable[..., None], left: Left) -> None:
+def test_a_copy_of_a_signal_is_the_same_event_and_a_later_one_another(
+    patient: ProcessWatch, other: Callable[..., None], left: Left, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient.links.waker.send(bytes([signal.SIGTERM, signal.SIGTERM]))  # to the group, and from the launcher
+    assert eventually(lambda: bool(patient.signals))
+    time.sleep(0.8)
+    assert not left
+    monkeypatch.setattr(stopping, "SECONDS_OF_ONE_EVENT", 0.7)
+    patient.links.waker.send(bytes([signal.SIGTERM]))
+    assert eventually(lambda: bool(left))
+    assert left[0] == (128 + signal.SIGTERM, "SIGTERM came twice, nothing is saved")
+
+
+def test_another_signal_acts_at_once(patient: ProcessWatch, other: Callable[..., None], left: Left) -> None:
     patient.links.waker.send(bytes([signal.SIGHUP, signal.SIGHUP]))  # a lost terminal sends two
     time.sleep(0.8)
     assert not left
@@ -218,6 +236,9 @@ def test_reasons_are_one_line_without_advice() -> None:
     assert reason_of(RunError("no space; go on with: this")) == "no space"
     assert reason_of(ValueError("one\ntwo")) == "one"
     assert reason_of(KeyError("x")) == "KeyError: 'x'"
+    assert reason_of(KeyboardInterrupt()) == "KeyboardInterrupt"
+    assert reason_of(SystemExit(128 + signal.SIGTERM)) == "stopped by SIGTERM"
+    assert reason_of(SystemExit(2)) == "SystemExit: 2"
 
 
 @pytest.mark.parametrize(

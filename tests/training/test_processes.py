@@ -251,3 +251,24 @@ def test_a_launcher_that_is_told_to_stop(whole_pair: Path, tmp_path: Path) -> No
     again = subprocess.run(stopped[2], shell=True, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert again.returncode == 0, again.stderr
     assert_same_run(directory, whole_pair)
+
+
+def test_a_signal_that_reaches_the_launcher_and_the_processes(tmp_path: Path) -> None:
+    directory, log = tmp_path / "pair", tmp_path / "log"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "kairostep"]
+    seldom = dict.fromkeys(("steps", "checkpoint_every", "evaluate_every", "density_every"), 10**6)
+    with log.open("w") as file:
+        command = [*launch, *arguments(directory, {**SETTINGS, **seldom})]
+        process = subprocess.Popen(command, env=real_environment(tmp_path), stdout=file, stderr=file)
+        deadline = time.monotonic() + PATIENCE
+        while num_lines(directory) < 20 and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(ranks) == 2  # they agree about every two seconds by now
+        for each in (*ranks, process.pid):  # as systemd does
+            os.kill(int(each), signal.SIGTERM)
+        assert process.wait(PATIENCE) != 0
+    again = "torchrun --standalone --nproc_per_node 2 -m kairostep train --config"
+    stopped = re.search(rf"stopped at step (\d+) of 1000000, saved; go on with: {again}", log.read_text())
+    assert stopped, log.read_text()
+    assert last_step(directory) == int(stopped[1])

@@ -10,7 +10,7 @@ from small_runs import SMALL, configure
 import kairostep as ks
 from kairostep import progress_meter
 from kairostep.experiments import PRESETS, Component, Config, preset
-from kairostep.training.progress_lines import TrainingProgress, describe_noise, warmup_notes
+from kairostep.training.progress_lines import TrainingProgress, describe_noise, pairs_notes, warmup_notes
 from kairostep.training.stopwatch import Stopwatch
 
 
@@ -201,3 +201,13 @@ def test_no_preset_warms_up_for_more_than_a_tenth_of_its_steps(name: str) -> Non
 def test_a_preset_of_the_paper_has_the_note_if_a_program_shortens_it() -> None:
     (note,) = warmup_notes(replace(preset("cifar10-ddpm"), steps=2000))
     assert "5000 of 2000 steps" in note
+
+
+def test_pairs_over_several_processes_have_a_note() -> None:
+    paired = replace(preset("digits"), pairs=True)
+    assert pairs_notes(paired, 1, replays=True) == pairs_notes(preset("digits"), 2, replays=True) == []
+    (eager,), (replayed,) = (pairs_notes(paired, 2, replays=replays) for replays in (False, True))
+    assert (
+        "are made over all 2 processes: they exchange the images, times and labels of each micro-batch; a new" in eager
+    )
+    assert "of each micro-batch, and run the backward pass eagerly, not as a CUDA graph; a new run with" in replayed

@@ -80,7 +80,7 @@ def test_torchrun_goes_on_by_itself(whole_pair: Whole, tmp_path: Path) -> None:
         os.kill(rank_of(process.pid, 1), signal.SIGKILL)
         assert process.wait(2 * PATIENCE) == 0, log.read_text()
     output = log.read_text()
-    assert re.search(r"process 1 of 2 \(pid \d+ on .*\) ended without a word, as if killed; lost are the", output)
+    assert re.search(r"process 1 of 2 \(pid \d+ on .*\) ended without a word, as if killed; lost: ", output)
     assert "going on from step" in output
     assert_same_run(directory, whole_pair(40))
 

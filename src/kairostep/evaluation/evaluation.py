@@ -155,12 +155,12 @@ def _complete_sets(trained: Trained, request: EvaluationRequest, notes: list[str
         if num == 0:
             notes.append(f"the images in {path} are not complete and left out: run their command again, which goes on")
         elif num is not None and num < NUM and request.num is None:
-            how = f"kairostep generate {run} --num {NUM}, or state that it is of fewer by --num {num}"
+            how = f"kairostep generate {run} --num_images {NUM}, or state that it is of fewer by --num_images {num}"
             notes.append(f"FID is of {NUM} images by convention, {path} has {num} and is left out: {how}")
         else:
             complete.append(path)
     if not paths:
-        make = f"kairostep generate {run} --num {request.num or NUM}"
+        make = f"kairostep generate {run} --num_images {request.num or NUM}"
         notes.append(f"no images of this checkpoint in {run / 'generated'}: {make}, or pass --images")
     return complete
 

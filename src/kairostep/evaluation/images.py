@@ -34,7 +34,7 @@ class ImageSource(ABC):
         if self.num < num:
             raise ValueError(
                 f"FID must be of the number of images that it states, {num}, got {self.num} in {self.path}: "
-                f"generate more, or state fewer by --num={self.num}"
+                f"generate more, or state fewer by --num_images={self.num}"
             )
         if self.shape != tuple(shape):
             raise ValueError(

@@ -24,7 +24,7 @@ from kairostep.generation.solvers import network_evaluations, steps_of
 from kairostep.progress_meter import ProgressMeter
 from kairostep.runs.trained import Trained
 from kairostep.shares import WHOLE, Share
-from kairostep.stopping import repeats, stopping_signals
+from kairostep.stopping import has_launcher, repeats, stopping_signals
 
 DECODED_ROWS = 32  # samples that an autoencoder decodes at once: images are much larger than latents
 
@@ -241,17 +241,23 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Turn the first SIGINT, SIGTERM or SIGHUP in a block into `Interrupted`; a second one acts as it did before."""
+    """Turn the first SIGINT, SIGTERM or SIGHUP in a block into `Interrupted`; a second one acts as it did before.
+
+    Under a launcher the same signal does nothing from then on: it may be the launcher's copy, and this process ends.
+    """
     before = {number: signal.getsignal(number) for number in stopping_signals()}
+    ignored: set[int] = set()
 
     def restore() -> None:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if number not in ignored:
+                signal.signal(number, handler)
 
     def stop(number: int, frame: FrameType | None) -> None:
-        restore()
         if repeats(number):
-            signal.signal(number, signal.SIG_IGN)  # until the block has ended
+            ignored.add(number)
+            signal.signal(number, signal.SIG_IGN)
+        restore()
         raise Interrupted(number)
 
     for number in before:
@@ -259,4 +265,6 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     finally:
+        if not has_launcher():
+            ignored.clear()  # those of a lost terminal
         restore()

@@ -97,14 +97,7 @@ def make_trainer(experiment: Experiment, accelerator: Accelerator, step_mode: St
 def make_batches(experiment: Experiment, accelerator: Accelerator) -> Batches:
     """Return the batches of an experiment. One optimizer step takes `accumulate` of them."""
     config, num_processes = experiment.config, accelerator.num_processes
-    if config.batch_size % (config.accumulate * num_processes):
-        num_rows = config.batch_size // config.accumulate  # of a micro-batch, over all processes
-        fitting = max(num for num in range(1, num_processes) if num_rows % num == 0)
-        raise ValueError(
-            f"batch_size must be a multiple of accumulate times the processes, {config.accumulate} x {num_processes}, "
-            f"got {config.batch_size}: launch {fitting} of them, as a run that goes on must, or pass "
-            f"--batch_size={config.accumulate * num_processes} or a multiple of it"
-        )
+    check_divides(config, num_processes)
     return Batches(
         experiment.dataset,
         config.batch_size // config.accumulate,
@@ -114,4 +107,21 @@ def make_batches(experiment: Experiment, accelerator: Accelerator) -> Batches:
         world_size=num_processes,
         label_dropout=config.label_dropout if isinstance(config.label_dropout, float) else None,
         num_workers=config.workers,
+    )
+
+
+def check_divides(config: Config, num_processes: int) -> None:
+    """Raise ValueError if the processes cannot share a batch evenly."""
+    parts = config.accumulate * num_processes
+    if config.batch_size % parts == 0:
+        return
+    num_rows = config.batch_size // config.accumulate  # of a micro-batch, over all processes
+    fitting = max(num for num in range(1, num_processes) if num_rows % num == 0)
+    below = config.batch_size // parts * parts
+    sizes = [f"--batch_size={size}" for size in (below, below + parts) if size]
+    goes_on = config.output is not None and (Path(config.output) / "config.yaml").exists()
+    other_size = ", since a run that goes on keeps its batch" if goes_on else f", or pass {' or '.join(sizes)}"
+    raise ValueError(
+        f"batch_size must be a multiple of accumulate times the processes, {config.accumulate} x {num_processes}, "
+        f"got {config.batch_size}: launch {fitting} process{'es' * (fitting > 1)}{other_size}"
     )

@@ -25,7 +25,7 @@ def describe(
     taken = resumed if step < config.steps else f"{step} steps taken before"
     start = taken if step else f"{config.steps} steps"
     if step and num_processes != accelerator.num_processes:
-        start += f", {num_processes} processes before"
+        start += f", {num_processes} process{'es' if num_processes > 1 else ''} before"
     held_out = f", {num_held_out} held out" if num_held_out else ", none held out"
     classes = f", {experiment.num_classes} classes" if experiment.num_classes else ""
     return (

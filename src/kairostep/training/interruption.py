@@ -9,7 +9,7 @@ from typing import NoReturn, Self
 import torch
 
 from kairostep.ranks import sum_over_ranks, world_size
-from kairostep.stopping import repeats, stopping_signals
+from kairostep.stopping import has_launcher, repeats, stopping_signals
 from kairostep.training.process_watch import Watch
 
 SECONDS_BETWEEN = 2.0  # between agreements of several processes; each agreement waits for the device
@@ -17,6 +17,9 @@ SECONDS_BETWEEN = 2.0  # between agreements of several processes; each agreement
 
 class Interruption:
     """Catches SIGINT, SIGTERM and SIGHUP within a block; a second SIGINT or SIGTERM acts at once.
+
+    Under a launcher it does not, since the launcher passes on a signal that the processes may have got too. There the
+    watch ends the process if the signal comes again later.
 
     Args:
         device: Of this process.
@@ -38,7 +41,8 @@ class Interruption:
     def __exit__(self, *_: object) -> None:
         self.watch.ignore_signals()
         for number, handler in self.before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            ends = number == self.signal and has_launcher()  # a late copy must not end the process before it has ended
+            signal.signal(number, signal.SIG_IGN if ends else handler)  # type: ignore[arg-type]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = signal.Signals(number)

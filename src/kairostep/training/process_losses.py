@@ -1,11 +1,14 @@
 """Which process of a run is lost, why, and who tells the user."""
 
 import os
+import signal
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from kairostep.ranks import rank, world_size
 from kairostep.training.run_errors import RunError
+
+SIGNALLED = 128  # and the number of a signal: the exit code of a process that it stopped
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,10 @@ def speaks(lost: int) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why a process fails, in one line for the others."""
+    """Return why a process ends, in one line for the others."""
     text = next(iter(str(error).splitlines()), "")
+    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > SIGNALLED:
+        return f"stopped by {signal.Signals(error.code - SIGNALLED).name}"
     if isinstance(error, RunError):
         return text.partition("; ")[0]  # what follows says how to go on, which they say too
-    return text if isinstance(error, ValueError | OSError) and text else f"{type(error).__name__}: {text}"
+    return text if isinstance(error, ValueError | OSError) and text else f"{type(error).__name__}: {text}".rstrip(": ")

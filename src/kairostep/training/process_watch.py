@@ -17,9 +17,10 @@ from typing import Any, NoReturn
 
 import torch
 
+from kairostep import stopping
 from kairostep.progress_meter import duration
 from kairostep.ranks import is_lost_rank, world_size
-from kairostep.stopping import repeats, stopping_signals
+from kairostep.stopping import is_lost_terminal, stopping_signals
 from kairostep.training.process_links import Link, Links, meet
 from kairostep.training.process_losses import QUIET, Loss, Silence, reason_of, speaks
 from kairostep.training.run_errors import LostProcess
@@ -88,6 +89,7 @@ class ProcessWatch(Watch):
         self.loss: Loss | None = None
         self.deadline = float("inf")  # when the watch ends this process, after a loss
         self.signals: list[tuple[int, float]] = []  # number and time
+        self.agreed = False  # to end on a signal
         self.last_words: dict[str, Any] | None = None
         self.loss_known, self.beat_sent, self.all_told = (threading.Event() for _ in range(3))
         self.closing, self.wakeup_before = False, -1
@@ -104,9 +106,9 @@ class ProcessWatch(Watch):
         """If the block fails, tell the others why. If it fails due to a lost process, raise `LostProcess`."""
         try:
             yield
-        except SystemExit:
-            raise
         except BaseException as error:
+            if isinstance(error, SystemExit) and (self.agreed or not error.code):
+                raise
             if is_lost_rank(error) and self.loss_known.wait(SECONDS_TO_LEARN):
                 lost = LostProcess(self._message(), speaks=self.loss is None or speaks(self.loss.rank))
                 self.close()
@@ -145,6 +147,7 @@ class ProcessWatch(Watch):
 
     def end_agreed(self) -> None:
         """All processes have agreed to end on a signal, so that nothing is left to do here."""
+        self.agreed = True
         self.signals.clear()
 
     def close(self) -> None:
@@ -183,8 +186,7 @@ class ProcessWatch(Watch):
         for link, message in messages:
             self._take(link, message)
         for number in signals:
-            if number in stopping_signals() and not (self.signals and repeats(number)):
-                self.signals.append((number, now))
+            self._note(number, now)
         if now - before > self.timeout / 2:  # this process was stopped: what the others sent is still to be read
             self.started, self.step_began = now, max(self.step_began, now)
             for link in self.links.known:
@@ -194,6 +196,16 @@ class ProcessWatch(Watch):
         self._judge(now)
         self._end_process(now)
         return now
+
+    def _note(self, number: int, now: float) -> None:
+        """Note a signal, unless it is a copy of the one before or comes after all have agreed to end."""
+        if self.agreed or number not in stopping_signals():
+            return
+        if self.signals:
+            first, when = self.signals[0]
+            if is_lost_terminal(number) or (number == first and now - when < stopping.SECONDS_OF_ONE_EVENT):
+                return
+        self.signals.append((number, now))
 
     def _take(self, link: Link, message: dict[str, Any] | None) -> None:
         """Act on a message, None for the end of a link."""

@@ -119,13 +119,17 @@ def describe_noise(name: str, diagnostics: Mapping[str, float]) -> str:
     return f"{name}: gradient noise about {ratio:.2f} of uniform's, like a batch of {batch:.0f}"
 
 
-def notes_on(asked: Config, experiment: Experiment, *, start: int = 0) -> list[str]:
+def notes_on(
+    asked: Config, experiment: Experiment, *, start: int = 0, num_processes: int = 1, replays: bool = False
+) -> list[str]:
     """Return what the user should know before a run, each note with the setting that changes it.
 
     Args:
         asked: The config that was passed, before defaults were filled in.
         experiment: The experiment that was built from it.
         start: The step that the run starts or resumes at. A resumed run keeps its warm-up: there is no note on it.
+        num_processes: That train it.
+        replays: Whether its steps are replayed as CUDA graphs.
     """
     config, notes = experiment.config, list[str]()
     if asked.label_dropout == AUTO and experiment.num_classes:
@@ -138,6 +142,7 @@ def notes_on(asked: Config, experiment: Experiment, *, start: int = 0) -> list[s
             "no images are held out: there will be no held-out loss, no best checkpoint and no bound in `kairostep "
             "evaluate`; with 50 images or more --data.held_out=0.1 holds out a tenth"
         )
+    notes += pairs_notes(config, num_processes, replays=replays)
     return notes if start else [*notes, *warmup_notes(config), *initial_weights_notes(config)]
 
 
@@ -149,4 +154,15 @@ def warmup_notes(config: Config) -> list[str]:
         f"warm-up is longer than a tenth of the run, {config.warmup_steps} of {config.steps} steps: meanwhile the "
         f"learning rate is below {config.learning_rate:g} and the run learns less than it could; pass "
         f"--warmup_steps={config.steps // LONGEST_WARMUP}"
+    ]
+
+
+def pairs_notes(config: Config, num_processes: int, *, replays: bool) -> list[str]:
+    """Return a note if processes make antithetic pairs: they exchange images, and cannot replay that."""
+    if not config.pairs or num_processes == 1:
+        return []
+    eager = ", and run the backward pass eagerly, not as a CUDA graph" if replays else ""
+    return [
+        f"antithetic pairs are made over all {num_processes} processes: they exchange the images, times and labels of "
+        f"each micro-batch{eager}; a new run with --pairs=false does not, nor does one process"
     ]

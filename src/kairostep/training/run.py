@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import os
 import shlex
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 
 from kairostep.experiments import Config, build
+from kairostep.parallelism import launched
 from kairostep.progress_meter import duration
 from kairostep.runs.checkpoint import Checkpoints, check_same_checkpoint
 from kairostep.runs.directory import DirectoryLock, check, write_config
@@ -89,7 +89,10 @@ class Run:
     @property
     def notes(self) -> list[str]:
         """What the user should know before this run trains, each note with the setting that changes it."""
-        return [] if self.finished else notes_on(self.asked, self.experiment, start=self.trainer.step_number)
+        if self.finished:
+            return []
+        num_processes, replays, start = self.accelerator.num_processes, self.step_mode.replays, self.trainer.step_number
+        return notes_on(self.asked, self.experiment, start=start, num_processes=num_processes, replays=replays)
 
     def train(self, *, measure_only: bool = False) -> None:
         """Train to the last step. SIGINT, SIGTERM and SIGHUP save a checkpoint and raise `SystemExit`.
@@ -150,11 +153,8 @@ class Run:
     @property
     def go_on(self) -> str:
         """The command that continues this run, in words."""
-        num_processes = self.accelerator.num_processes
-        if int(os.environ.get("LOCAL_WORLD_SIZE", num_processes)) < num_processes:
-            return "go on with: the same command on every machine"
-        launch = f"accelerate launch --multi_gpu --num_processes {num_processes} -m " if num_processes > 1 else ""
-        return f"go on with: {launch}kairostep train --config {shlex.quote(str(self.directory / 'config.yaml'))}"
+        command = f"kairostep train --config {shlex.quote(str(self.directory / 'config.yaml'))}"
+        return f"go on with: {launched(command, self.accelerator.num_processes)}"
 
     def _where(self) -> str:
         """Say what is lost if the run stops now. A thread calls this, so nothing here waits."""
@@ -162,7 +162,8 @@ class Run:
         if not step:
             return "no step was taken yet: run the same command again"
         saved = f"of step {self.saved_step}" if self.saved_step else "none yet"
-        return f"lost are the {step - self.saved_step} steps since the last checkpoint ({saved}); {self.go_on}"
+        lost = step - self.saved_step
+        return f"lost: {lost} step{'s' * (lost != 1)} since the last checkpoint ({saved}); {self.go_on}"
 
     # Measuring
 
@@ -295,5 +296,5 @@ class Run:
         training, total = duration(self.clock.seconds()), duration(time.monotonic() - self.began)
         say(f"trained {self.trainer.step_number} steps in {training} of training: {self.directory}", flush=True)
         say(f"this command took {total}, with start, held-out losses, samples and files", flush=True)
-        say(f"make images with: kairostep generate {shlex.quote(str(self.directory))} --num 64", flush=True)
+        say(f"make images with: kairostep generate {shlex.quote(str(self.directory))} --num_images 64", flush=True)
         say(f"or load the model: {code}", flush=True)
