@@ -68,10 +68,10 @@ def test_a_script_that_saves_no_state_is_patched_with_a_note(
 
 def test_the_weight_of_the_loss_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "train.py"
-    for name, told in {"snr": "mse_loss_weights", "flow": "weighting", "mse": "none found"}.items():
+    for name, told in {"snr": "mse_loss_weights", "flow": "weighting", "mse": "none"}.items():
         path.write_text(SCRIPTS[name])
         main(["patch", str(path), "--check"])
-        assert f"loss weight: {told}\n" in capsys.readouterr().out
+        assert f"loss weight shown to the sampler: {told}\n" in capsys.readouterr().out
 
 
 def test_the_samplers_that_can_be_named_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,7 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
         write_script(output, mark + patched.text.encode(), like=output if output.exists() else known.script)
         told = "try --timestep_sampler=uniform, the script's own density"
         print(f"{output}: {patched.num_changed} lines changed{replaced}; {told}")
-    print(f"loss weight: {', '.join(patched.weights) or 'none found'}")
+    print(f"loss weight shown to the sampler: {', '.join(patched.weights) or 'none'}")
     print_notes(patched)
 
 
