@@ -164,7 +164,12 @@ LAUNCHED = {"TORCHELASTIC_RUN_ID": "none"}  # torchrun passes on a signal that i
 
 @pytest.mark.parametrize(
     ("number", "format", "environment"),
-    [(signal.SIGINT, "png", {}), (signal.SIGTERM, "npz", LAUNCHED), (signal.SIGHUP, "png", {})],
+    [
+        (signal.SIGINT, "png", {}),
+        (signal.SIGINT, "png", LAUNCHED),
+        (signal.SIGTERM, "npz", LAUNCHED),
+        (signal.SIGHUP, "png", {}),
+    ],
 )
 def test_a_signal_leaves_whole_files_and_the_same_command_goes_on(
     number: signal.Signals,

@@ -122,4 +122,4 @@ def test_a_process_that_waits_in_vain_for_the_first_speaks(tmp_path: Path) -> No
 
 
 def wait_briefly() -> None:
-    failures.SECONDS_OF_THE_FIRST = 3.0
+    failures.SECONDS_FOR_FIRST_PROCESS = 3.0

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import NoReturn
 
 import kairostep
-from kairostep.commands.failures import RUN_ERROR, USAGE_ERROR, fail, let_the_first_speak, missing_for, words_for
+from kairostep.commands.failures import RUN_ERROR, USAGE_ERROR, fail, missing_for, wait_for_first_process, words_for
 from kairostep.commands.leaving import leave_process_group
 from kairostep.commands.streams import lossy_output, silent_without_reader
 
@@ -61,7 +61,7 @@ def run_command(known: argparse.Namespace, settings: Sequence[str]) -> None:
     except ModuleNotFoundError as error:
         fail(missing_for(known.command, error), RUN_ERROR)
     except ValueError as error:
-        let_the_first_speak()
+        wait_for_first_process()
         fail(str(error), USAGE_ERROR)
     except BrokenPipeError:
         raise

@@ -24,6 +24,11 @@ def has_launcher() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ or os.environ.get("WORLD_SIZE", "1") != "1"
 
 
+def is_copy(number: int, now: float, first: int, then: float) -> bool:
+    """Whether a signal that comes now may be of the same event as the first, which came then."""
+    return is_lost_terminal(number) or (number == first and now - then < SECONDS_OF_ONE_EVENT)
+
+
 def repeats(number: int) -> bool:
     """Whether one event may send this signal twice."""
     return is_lost_terminal(number) or has_launcher()

@@ -207,22 +207,18 @@ def check_resume(case: Case, steps: range) -> None:
     case.train(resumed, other_model, steps)
     one, other = sampler.sample(case.batch(0)), resumed.sample(case.batch(0))
     same = torch.equal(one.t, other.t) and torch.equal(one.weight, other.weight)
-    require(
-        same,
-        "a sampler that loads a state_dict must go on bitwise, got other draws: keep whatever changes, and what comes "
-        f"of the seed, in buffers; {USE_DRAWS}",
-    )
+    rule = "a sampler that loads a state_dict must go on bitwise"
+    fix = f"keep whatever changes, and what comes of the seed, in buffers; {USE_DRAWS}"
+    require(same, f"{rule}, got other draws: {fix}")
     changed = changes(sampler.state_dict(), resumed.state_dict())
-    require(not changed, f"a sampler that loads a state_dict must go on bitwise, got another {', '.join(changed)}")
+    require(not changed, f"{rule}, got another {', '.join(changed)}")
 
 
 def changes(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """Return the entries in which two states differ."""
-    return [
-        key
-        for key in {**one, **other}
-        if key not in one or key not in other or not torch.equal(torch.as_tensor(one[key]), torch.as_tensor(other[key]))
-    ]
+    common = one.keys() & other.keys()
+    differing = {key for key in common if not torch.equal(torch.as_tensor(one[key]), torch.as_tensor(other[key]))}
+    return [key for key in {**one, **other} if key not in common or key in differing]
 
 
 def check_observe(case: Case) -> None:

@@ -1,6 +1,8 @@
 """Statistics of a data set: computed once, found again, and never mistaken for others."""
 
 import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,21 @@ def test_they_are_those_of_all_images_unmirrored_and_computed_once(tmp_path: Pat
     for name, tensor in found.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor)
     assert len(list((tmp_path / "new").iterdir())) == 1
+
+
+def test_several_that_need_them_at_once_compute_them_once(tmp_path: Path) -> None:
+    class Slow(Counted):
+        def __call__(self, images: Tensor) -> Tensor:
+            """Return (N, D), after a while in which the others come to wait."""
+            time.sleep(0.2)
+            return super().__call__(images)
+
+    count = Slow()
+    network = FeatureNetwork(count, "pixels", "1")
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: reference_statistics(dataset(), network, cache=tmp_path), range(3)))
+    assert count.num == 20
+    assert all(torch.equal(each.sample.rows, found[0].sample.rows) for each in found)
 
 
 def test_other_data_and_other_networks_have_files_of_their_own(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import torch
 from training_scripts import FLOW, FLOW_LOSS, RAND, RANDINT, SNR, script
 
 import kairostep as ks
+from kairostep.integrations.kohya import shifted
 from kairostep.integrations.patching import patch_script
 from kairostep.timesteps.noise import noise_ratio
 
@@ -37,7 +38,7 @@ def test_a_weight_that_undoes_the_rebuilding_is_not_shown_and_told(name: str) ->
     assert "loss = timestep_sampler.mean(loss)\n" in patched.text
     assert patched.weights == ()
     at = text[: text.index(line)].count("\n") + 1
-    assert patched.notes[0].startswith(f"line {at} rebuilds the prediction from the network's output, which weighting")
+    assert patched.notes[0].startswith(f"line {at} rebuilds the prediction from the network's output, and weighting")
 
 
 def test_a_branch_that_rebuilds_is_enough() -> None:
@@ -92,6 +93,20 @@ def test_shown_the_weight_root_loss_would_draw_where_noise_grows() -> None:
         ratios[name] = float(noise_ratio(sampler.density(20), error[:20]))
     assert ratios["without"] < 0.9
     assert ratios["with"] > 1.2
+
+
+@pytest.mark.parametrize(
+    ("shift", "scheme", "saved"), [(1.0, "none", 0.65), (3.0, "none", 0.80), (3.0, "normal", 0.89)]
+)
+def test_what_root_loss_saves_in_scripts_for_sd3(shift: float, scheme: str, saved: float) -> None:
+    """For a flow error flat in t; docs/recipes/sd3_flux.md has the figures."""
+    u = (torch.arange(2000) + 0.5) / 2000
+    sigma = shifted(torch.special.ndtri(u).sigmoid() if scheme == "normal" else u, shift)
+    sampler = ks.RootLoss(warmup=1, refresh=1)
+    for _ in range(3):
+        sampler.record(u, sigma**2)
+    ratio = noise_ratio(sampler.density(20), (sigma**4).reshape(20, -1).mean(1))
+    assert float(ratio) == pytest.approx(saved, abs=0.005)
 
 
 @pytest.mark.parametrize("name", ["time_steps", "noise_levels_at"])

@@ -10,7 +10,7 @@ from kairostep.installation import install_command, package_of
 from kairostep.ranks import is_lost_rank, rank, world_size
 
 USAGE_ERROR, RUN_ERROR = 2, 1
-SECONDS_OF_THE_FIRST = 15.0  # longer than its watch takes to end it
+SECONDS_FOR_FIRST_PROCESS = 15.0  # longer than its watch takes to end it
 EXTRAS = {"evaluate": "eval", "report": "report"}  # other commands need the extra `train`
 NO_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")  # from torch, on CPU and GPU
 
@@ -35,7 +35,7 @@ def missing_for(command: str, error: ModuleNotFoundError) -> str:
     return f"kairostep {command} needs {package}, which is not installed: {install_command(extra)}"
 
 
-def let_the_first_speak() -> None:
+def wait_for_first_process() -> None:
     """Wait under torchrun if this is not the first process of its machine. The first then prints what is wrong.
 
     It fails in the same way, or its watch was told. When it has ended, torchrun ends this process. If it has not ended
@@ -43,7 +43,7 @@ def let_the_first_speak() -> None:
     """
     if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
         with suppress(KeyboardInterrupt):
-            time.sleep(SECONDS_OF_THE_FIRST)
+            time.sleep(SECONDS_FOR_FIRST_PROCESS)
 
 
 def fail(message: str, code: int, *, speak: bool = True) -> NoReturn:

@@ -52,7 +52,7 @@ def analyse_noise(known: argparse.Namespace, settings: Sequence[str], train: Tra
         "\ngradient noise of a step over that of uniform draws, weights being 1/density; ± standard error over rows\n"
     )
     print(noise_table(noise, densities, study.config.batch_size))
-    print(f"\n{left_out(densities)}; least_noise comes near the least")
+    print(f"\n{left_out(densities)}\n`least` is about what least_noise draws by once it has learned")
     verdict = noise_verdict(noise, densities, study.config.batch_size)
     print(f"\n{verdict}")
     result = as_data(noise, densities, step, study.config.batch_size, verdict)

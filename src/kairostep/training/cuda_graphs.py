@@ -227,7 +227,7 @@ class ReplayedTrainer(Trainer):
 
     def backward(self, batch: Batch, key: Tensor, num_batches: int = 1) -> SeenBatch:
         """Draw timesteps and backpropagate one micro-batch, scaled by 1/num_batches. Its noise depends on the key."""
-        if self.pairs and self.accelerator.num_processes > 1:  # they gather x0, which no graph can record
+        if self.pairs and self.accelerator.num_processes > 1:  # they gather x0, which is not recorded
             return super().backward(batch, key, num_batches)
         x0, labels, t, weight, losses = self.replayed_backward(batch.x0, batch.labels, key, num_batches)
         return SeenBatch(Batch(x0, labels), Timesteps(t, weight), losses)

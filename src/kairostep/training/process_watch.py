@@ -17,10 +17,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from kairostep import stopping
 from kairostep.progress_meter import duration
 from kairostep.ranks import is_lost_rank, world_size
-from kairostep.stopping import is_lost_terminal, stopping_signals
+from kairostep.stopping import is_copy, stopping_signals
 from kairostep.training.process_links import Link, Links, meet
 from kairostep.training.process_losses import QUIET, Loss, Silence, reason_of, speaks
 from kairostep.training.run_errors import LostProcess
@@ -185,8 +184,9 @@ class ProcessWatch(Watch):
         now = time.monotonic()
         for link, message in messages:
             self._take(link, message)
-        for number in signals:
-            self._note(number, now)
+        for number in () if self.agreed else signals:
+            if number in stopping_signals() and not (self.signals and is_copy(number, now, *self.signals[0])):
+                self.signals.append((number, now))
         if now - before > self.timeout / 2:  # this process was stopped: what the others sent is still to be read
             self.started, self.step_began = now, max(self.step_began, now)
             for link in self.links.known:
@@ -196,16 +196,6 @@ class ProcessWatch(Watch):
         self._judge(now)
         self._end_process(now)
         return now
-
-    def _note(self, number: int, now: float) -> None:
-        """Note a signal, unless it is a copy of the one before or comes after all have agreed to end."""
-        if self.agreed or number not in stopping_signals():
-            return
-        if self.signals:
-            first, when = self.signals[0]
-            if is_lost_terminal(number) or (number == first and now - when < stopping.SECONDS_OF_ONE_EVENT):
-                return
-        self.signals.append((number, now))
 
     def _take(self, link: Link, message: dict[str, Any] | None) -> None:
         """Act on a message, None for the end of a link."""

@@ -26,7 +26,7 @@ def change_draw(source: Source, draw: Draw) -> str:
 
 
 def call_text(source: Source, call: ast.Call, function: str, arguments: str) -> str:
-    """Return a call in the place of another, its arguments on a line of their own if the line gets too long."""
+    """Return a call in the place of another, wrapped if it was chosen; note it if its line gets too long."""
     before = source.bytes[source.line_starts[call.lineno - 1] : source.start(call)].decode()
     text = f"{function}({arguments})"
     if "\n" in text or len(before) + len(text) <= WIDTH:

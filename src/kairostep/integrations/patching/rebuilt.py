@@ -1,7 +1,7 @@
 """Predictions that a script rebuilds from the network's output by factors of the draw, which its loss weight undoes.
 
 With x0 = x - sigma * output, an error weighted by 1 / sigma**2 is the plain error of the output. A sampler that is
-shown the weight would take the plain error for a weighted one, and `RootLoss` draw where there is least to learn.
+shown the weight takes the plain error for a weighted one, and `RootLoss` then draws where there is least to learn.
 """
 
 import ast
@@ -19,9 +19,9 @@ def rebuilt_from_output(loop: Loop) -> dict[str, int]:
     outputs: set[str] = set()
     rebuilt: dict[str, int] = {}
     lines = sorted(filter(is_assignment, ast.walk(loop.body)), key=lambda node: node.lineno)
-    for value, names in (
-        (value_of(line), {name for to in targets_of(line) for name in names_in(to)}) for line in lines
-    ):
+    for line in lines:
+        value = value_of(line)
+        names = {name for target in targets_of(line) for name in names_in(target)}
         earlier = [rebuilt[name] for name in names_in(value) if name in rebuilt]
         if earlier:
             rebuilt |= dict.fromkeys(names, min(earlier))
@@ -29,7 +29,7 @@ def rebuilt_from_output(loop: Loop) -> dict[str, int]:
             outputs |= names
         elif any(scales(part, outputs, from_draws) for part in ast.walk(value)):
             rebuilt |= dict.fromkeys(names, value.lineno)
-        elif carries(value, outputs) or (names_in(value) & from_draws and any(map(is_called_output, names))):
+        elif carries(value, outputs) or (names_in(value) & from_draws and any(map(is_named_as_output, names))):
             outputs |= names
     return rebuilt
 
@@ -46,7 +46,7 @@ def is_network_call(value: ast.expr, from_draws: set[str]) -> bool:
     return call is not value or any(keyword.arg == "return_dict" for keyword in call.keywords)
 
 
-def is_called_output(name: str) -> bool:
+def is_named_as_output(name: str) -> bool:
     """Return whether a variable is called as scripts call what a network returns."""
     return "pred" in name or "output" in name
 

@@ -81,8 +81,8 @@ def notes_on(source: Source, loop: Loop, means: list[Reduction], sampler: str) -
     undone = {mean.rebuilt_at: mean.weight for mean in means if mean.rebuilt_at and mean.weight}
     for line, weight in undone.items():
         yield (
-            f"line {line} rebuilds the prediction from the network's output, which {weight} undoes in the loss: "
-            f"the sampler is shown the losses without {weight}"
+            f"line {line} rebuilds the prediction from the network's output, and {weight} undoes that in the loss: "
+            f"the sampler is not shown {weight}"
         )
     is_flow = any(dotted(draw.call.func) == DENSITY for draw in loop.draws)
     if is_flow and sampler == "root_loss" and not any(mean.rebuilt_at for mean in means):

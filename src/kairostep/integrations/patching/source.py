@@ -32,9 +32,7 @@ class Source:
     wrapped: frozenset[int] = frozenset()  # where the calls begin that get a line for their arguments
     tree: ast.Module = field(init=False)
     edits: list[Edit] = field(default_factory=list)
-    too_long: dict[int, int] = field(
-        default_factory=dict
-    )  # where a call begins that makes its line too long: its length
+    too_long: dict[int, int] = field(default_factory=dict)  # where a call makes its line too long: the length
 
     def __post_init__(self) -> None:
         try:
