@@ -81,12 +81,12 @@ def points(step: int) -> Batch:
     return Batch(torch.stack([angle.cos(), angle.sin()], dim=1), None)
 
 
-def make_point_trainer(seed: int = 0, **options: Any) -> Trainer:
+def make_point_trainer(seed: int = 0, history: int = 3, **options: Any) -> Trainer:
     torch.manual_seed(0)
     model = Denoiser()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     objective = ks.Objective(ks.FlowProcess(), ks.VELOCITY)
-    return Trainer(model, objective, ks.LossSecondMoment(10, history=3), optimizer, seed=seed, **options)
+    return Trainer(model, objective, ks.LossSecondMoment(10, history=history), optimizer, seed=seed, **options)
 
 
 def test_a_user_trains_points_without_config() -> None:
@@ -214,7 +214,7 @@ def test_a_step_of_many_batches_does_not_take_the_sampler_for_an_unshown_one() -
 
 
 def test_a_step_of_many_batches_teaches_the_losses_of_all_of_them() -> None:
-    trainer, expected = make_point_trainer(), ks.LossSecondMoment(10, history=3)
+    trainer, expected = make_point_trainer(history=384), ks.LossSecondMoment(10, history=384)  # all that is drawn
     for k in range(3):
         step = trainer.step([points(2 * k), points(2 * k + 1)])
         assert step.losses.shape == (128,)
