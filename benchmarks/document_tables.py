@@ -134,15 +134,8 @@ def rates_table(folder: Path = RATES) -> str:
         share = f"{steps[1] / steps[0]:.2f}" if len(steps) == 2 else "not reached"
         rows.append([path.name.removeprefix("rate-"), " / ".join(errors), " / ".join(fids), share])
     names = "`Uniform` / `RootLoss`"
-    return as_markdown(
-        [
-            "rate",
-            f"held-out error, {names}",
-            f"FID, {names}",
-            "steps of `RootLoss` to uniform's error, as a share of uniform's",
-        ],
-        rows,
-    )
+    share = "steps of `RootLoss` to uniform's error, as a share of uniform's"
+    return as_markdown(["rate", f"held-out error, {names}", f"FID, {names}", share], rows)
 
 
 def mean_and_interval(ratios: Sequence[float]) -> str:

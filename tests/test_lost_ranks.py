@@ -99,6 +99,13 @@ def test_an_error_of_one_process_is_told_by_the_other(run: Path, tmp_path: Path)
 # Errors of all processes
 
 
+def test_an_error_of_both_processes_ends_both(run: Path, tmp_path: Path) -> None:
+    command = ["evaluate", str(run), f"--images={tmp_path / 'none'}", f"--cache={tmp_path / 'cache'}"]
+    ranks = start_ranks(command, tmp_path / "log")
+    assert [rank.join() for rank in ranks] == [2, 2]
+    assert "images must be an npz file or a folder, got" in ranks[0].output
+
+
 def test_torchrun_shows_an_error_of_all_processes_once(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "-m", "kairostep"]
     typed = ["train", "digits", "--batch_size=128", "--output=new"]
