@@ -156,7 +156,7 @@ REFUSALS = {
     "another loss": (MSE, MSE.replace("F.mse_loss", "my_loss"), "loss = my_loss", "a mean over the batch is expected"),
     "a sum": (MSE, MSE.replace('"mean"', '"sum"'), "loss = F.mse_loss", "a mean over the batch is expected"),
     "scaled by a variable": (MSE, MSE + "                loss = loss * bsz\n", "loss = loss * bsz", "taken last"),
-    "no backward": ("accelerator.backward(loss)", "loss.backward()", None, "accelerator.backward"),
+    "no backward": ("accelerator.backward(loss)", "loss.backward()", "loss.backward()", "accelerator.backward"),
     "no name": ("accelerator.backward(loss)", "accelerator.backward(2 * loss)", "accelerator.backward", "one variable"),
     "no step": ("optimizer.step()", "step_all()", "accelerator.backward", "optimizer.step()"),
     "no parser": (".add_argument(", ".register(", None, "add_argument"),

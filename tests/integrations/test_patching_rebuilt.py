@@ -8,7 +8,7 @@ from training_scripts import FLOW, FLOW_LOSS, RAND, RANDINT, SNR, script
 
 import kairostep as ks
 from kairostep.integrations.kohya import shifted
-from kairostep.integrations.patching import patch_script
+from kairostep.integrations.patching import Refused, patch_script
 from kairostep.timesteps.noise import noise_ratio
 
 STEP = " " * 16  # the loop's indent
@@ -121,3 +121,17 @@ def test_draws_are_known_by_where_their_values_go(name: str) -> None:
     )
     assert f"{name} = timestep_sampler.randint(" in patched.text
     ast.parse(patched.text)
+
+
+def test_places_in_a_table_are_draws_whatever_they_are_called() -> None:
+    lines = [
+        "timestep_indices = torch.multinomial(table_weights, bsz, replacement=True).long()",
+        "timesteps = noise_scheduler.timesteps[timestep_indices]",
+    ]
+    draw = "".join(f"{STEP}{line}\n" for line in lines) + RANDINT[RANDINT.index(f"{STEP}noisy_latents =") :]
+    patched = patch_script(script(draw, SNR)).text
+    assert "timestep_indices = timestep_sampler.multinomial(table_weights, bsz, replacement=True).long()\n" in patched
+    other = script(RANDINT, SNR).replace("accelerator.backward(loss)", "optimizer.backward(loss)")
+    with pytest.raises(Refused) as refused:
+        patch_script(other)
+    assert refused.value.line == other[: other.index("optimizer.backward")].count("\n") + 1

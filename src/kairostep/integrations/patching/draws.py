@@ -75,7 +75,7 @@ def is_draw(source: Source, loop: ast.For, draw: Draw) -> bool:
     if function not in PARAMETERS or not isinstance(target, ast.Name):
         return False
     if target.id not in TIMES:  # whatever it is called, its values are given to add_noise
-        return function == "torch.randint" and UseOfDraw(source, loop, draw).is_of_times
+        return function != "torch.rand" and UseOfDraw(source, loop, draw).is_of_times
     arguments = arguments_of(draw.call)
     if function == "torch.multinomial":
         return bool(draw.call.args)

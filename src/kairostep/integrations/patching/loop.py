@@ -66,16 +66,14 @@ def loss_of(call: ast.Call) -> ast.expr | None:
 
 def find_backward(tree: ast.Module) -> tuple[ast.stmt, ast.Call]:
     """Return the one statement `accelerator.backward(loss)`."""
-    found = [
-        (node, node.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Call)
-        and dotted(node.value.func).endswith("accelerator.backward")
+    calls = [
+        (node, node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
     ]
+    found = [(node, call) for node, call in calls if dotted(call.func).endswith("accelerator.backward")]
     if not found:
+        others = [node.lineno for node, call in calls if dotted(call.func).endswith(".backward")]
         reason = "the script must take its gradient by accelerator.backward(loss), which is not found"
-        raise Refused(1, reason, BY_HAND)
+        raise Refused(min(others, default=1), reason, BY_HAND)
     if len(found) > 1:
         lines = ", ".join(str(node.lineno) for node, _ in found)
         reason = f"there must be one accelerator.backward(loss), got those of lines {lines}"
