@@ -44,7 +44,7 @@ FASHION_MNIST = Config(
     network=part("unet", channels=32, multipliers=[1, 2, 2], blocks=2, attention=[14, 7], dropout=0.0),
     steps=20_000,
     batch_size=128,
-    learning_rate=1e-3,
+    learning_rate=2e-3,  # results/presets, as are the rates below
     warmup_steps=500,
     ema_decay=0.999,
 )
@@ -73,7 +73,7 @@ CIFAR10_SMALL = replace(
     network=part("unet", channels=64, multipliers=[1, 2, 2], blocks=2, attention=[16], dropout=0.0),
     sampler=part("root_loss"),
     steps=30_000,
-    learning_rate=16e-4,  # results/presets
+    learning_rate=16e-4,
     warmup_steps=500,
     ema_decay=0.9995,
     evaluate_every=1000,
@@ -86,7 +86,7 @@ IMAGES = Config(
     process=part("cosine"),
     steps=50_000,
     batch_size=64,
-    learning_rate=1e-4,
+    learning_rate=8e-4,
     warmup_steps=500,
     ema_decay=0.9995,
     label_dropout=AUTO,
@@ -168,8 +168,8 @@ PRESETS: dict[str, Preset] = {
     "images-flow": Preset("the same by flow matching", replace(IMAGES, **FLOW)),
     "cifar10-ddpm": Preset("Kim et al., Table 7: the 35.7M U-Net; --data.path=FILE", CIFAR10_DDPM),
     "cifar10-small": Preset("CIFAR-10 with a U-Net of 7M parameters, for studies on one GPU", CIFAR10_SMALL),
-    "cifar10-flow": Preset("cifar10-small by flow matching", replace(CIFAR10_SMALL, **FLOW, learning_rate=2e-4)),
-    "cifar10-edm": Preset("cifar10-small by EDM", replace(CIFAR10_SMALL, **EDM, learning_rate=2e-4)),
+    "cifar10-flow": Preset("cifar10-small by flow matching", replace(CIFAR10_SMALL, **FLOW, learning_rate=8e-4)),
+    "cifar10-edm": Preset("cifar10-small by EDM", replace(CIFAR10_SMALL, **EDM)),
     "celebahq-ldm": Preset("Kim et al., Table 8: LDM in latents; --data.folder=DIR --autoencoder=DIR", CELEBAHQ_LDM),
     "imagenet-uvit": Preset(
         "Kim et al., Table 9: U-ViT-H in latents, by class; --data.folder=DIR --autoencoder=DIR", IMAGENET_UVIT
