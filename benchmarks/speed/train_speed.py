@@ -66,18 +66,15 @@ def diffusers_steps(parts: Experiment, accelerator: Accelerator) -> Steps:
     return diffusers_loop(parts, accelerator)[0]
 
 
-def diffusers_loop(parts: Experiment, accelerator: Accelerator, *, as_preset: bool = False) -> tuple[Steps, EMAModel]:
-    """Return the steps and the averaged weights, with the example's own hyper-parameters or those of the preset."""
-    config = parts.config
+def diffusers_loop(
+    parts: Experiment, accelerator: Accelerator, *, learning_rate: float = 1e-4, num_steps: int = 100_000
+) -> tuple[Steps, EMAModel]:
+    """Return the steps and the averaged weights. All but rate and length is as the example has it by default."""
     model, scheduler = parts.model, DDPMScheduler(num_train_timesteps=1000)
-    average = EMAModel(model.parameters(), decay=config.ema_decay, use_ema_warmup=not as_preset, power=0.75)
-    rates = {"lr": config.learning_rate, "betas": config.betas, "weight_decay": config.weight_decay}
-    own = {"lr": 1e-4, "betas": (0.95, 0.999), "weight_decay": 1e-6}
-    optimizer = torch.optim.AdamW(model.parameters(), **(rates if as_preset else own))
-    loader = DataLoader(Images(parts.dataset), batch_size=config.batch_size, shuffle=True, drop_last=True)
-    warmup = config.warmup_steps if as_preset else 500
-    schedule = "constant_with_warmup" if as_preset else "cosine"
-    rate = get_scheduler(schedule, optimizer=optimizer, num_warmup_steps=warmup, num_training_steps=100_000)
+    average = EMAModel(model.parameters(), decay=0.9999, use_ema_warmup=True, power=0.75)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.95, 0.999), weight_decay=1e-6)
+    loader = DataLoader(Images(parts.dataset), batch_size=parts.config.batch_size, shuffle=True, drop_last=True)
+    rate = get_scheduler("cosine", optimizer=optimizer, num_warmup_steps=500, num_training_steps=num_steps)
     model, optimizer, loader, rate = accelerator.prepare(model, optimizer, loader, rate)
     average.to(accelerator.device)
     batches = endless(loader)
