@@ -72,3 +72,18 @@ def test_the_row_of_an_arm_stands_beside_uniform_of_the_same_seeds(tables: Modul
 def test_a_document_without_the_markers_is_refused(tables: ModuleType) -> None:
     with pytest.raises(ValueError, match=r"must have the lines <!-- costs: .* once: put them where"):
         tables.with_tables("# kairostep", {"costs": ""})
+
+
+def test_the_picture_of_the_study_has_the_numbers_of_the_table(
+    tables: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    picture = importlib.import_module("study_picture")
+    drawn = {measure: picture.read_curves(measure) for measure in picture.MEASURES}
+    for arm, curves in drawn["epsilon_mse"].items():
+        assert [max(curve) for curve in curves] == [8000] * 3
+        fids = [[curve[step] for step in (2000, 4000, 6000, 8000)] for curve in drawn["fid"][arm]]
+        row = f"{picture.mean_curve(curves)[8000]:.5f} | {', '.join(f'{values[-1]:.1f}' for values in fids)}"
+        assert row in tables.results_table()
+    monkeypatch.setattr(picture, "PICTURE", tmp_path / "study.png")
+    picture.main()
+    assert (tmp_path / "study.png").stat().st_size > 10_000
