@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import kairostep as ks
+from kairostep.diffusion.weighting import density_weighting
 from kairostep.registry import samplers
 from kairostep.timesteps import SamplerContext
 
@@ -107,3 +108,18 @@ def test_it_prints_as_the_call_that_makes_it() -> None:
     printed = repr(ks.as_weighting(ks.LogitNormal(), ks.FlowProcess()))
     assert printed.startswith("as_weighting(LogitNormal(")
     assert "FlowProcess" in printed
+
+
+def test_what_is_no_sampler_process_or_prediction_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"takes a sampler and a process, got 'logit_normal' and .*ks.LogitNormal\(\)"):
+        ks.as_weighting("logit_normal", ks.FlowProcess())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="takes a sampler and a process"):
+        ks.as_weighting(ks.FlowProcess(), ks.LogitNormal())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"prediction must be one such as ks.VELOCITY or ks.EPSILON, got 'velocity'"):
+        ks.as_weighting(ks.LogitNormal(), ks.FlowProcess(), "velocity")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "missing"), [("beta", "a, b"), ("curriculum", "first, then, start, end")])
+def test_a_density_by_name_that_needs_options_is_refused(name: str, missing: str) -> None:
+    with pytest.raises(ValueError, match=f"needs no options, got {name}, which needs {missing}: in Python, ks.as_w"):
+        density_weighting(ks.FlowProcess(), of=name)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from samplers import SAMPLERS, batch, build, build_model, train_step
+from samplers import SAMPLERS, batch, build, build_model, losses_of, train_step
 from torch.testing import assert_close
 
 import kairostep as ks
@@ -89,3 +89,20 @@ def test_a_cuda_graph_sees_what_the_policy_learned() -> None:
         sampler.optimizer.step(sampler.policy, gradient, torch.tensor(True, device="cuda"))
     graph.replay()
     assert float(drawn.t.mean()) < 0.2
+
+
+def test_probes_of_least_noise_never_wait_for_the_device() -> None:
+    model = build_model().cuda()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+    sampler = ks.LeastNoise(optimizer, warmup=1, rows_per_probe=4).cuda()
+    for step in range(12):  # probes from step 4 on
+        x0 = batch(step).cuda()
+        torch.cuda.set_sync_debug_mode("error" if step else "default")
+        loss_at, drawn = losses_of(model, x0), sampler.sample(x0)
+        losses = loss_at(torch.arange(len(x0), device="cuda"), drawn.t)
+        (losses * drawn.weight).mean().backward()
+        with sampler.observe(x0, drawn, losses.detach(), loss_at):
+            optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.set_sync_debug_mode("default")
+    assert int(sampler.diagnostics()["probe_evaluations"]) == 4 * 8

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 import kairostep as ks
 from kairostep.timesteps.least_noise import SWEEP, probe_number
+from kairostep.timesteps.sampler import draw
 
 NUM_WEIGHTS = 48  # gradients of different rows are nearly orthogonal, as those of networks are
 
@@ -177,3 +178,27 @@ def test_root_loss_tells_what_it_saves() -> None:
     assert float(told["noise_ratio"]) == pytest.approx(expected, rel=1e-5)
     assert float(told["equivalent_batch"]) == pytest.approx(8 / expected, rel=1e-5)
     assert float(told["gate"]) == 1
+
+
+@pytest.mark.parametrize("wrong", ["adam", torch.nn.Linear(2, 2), 3])
+def test_what_is_no_optimizer_is_refused_at_once(wrong: object) -> None:
+    with pytest.raises(ValueError, match=r"optimizer must be a torch.optim.Optimizer, got .*LeastNoise\(optimizer\)"):
+        ks.LeastNoise(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"optimizer must be a torch.optim.Optimizer"):
+        ks.LeastNoise().set_optimizer(wrong)  # type: ignore[arg-type]
+
+
+def test_draws_by_what_it_learned_keep_every_mean() -> None:
+    """Enumerate what it can draw, the bins of its table, each with its mass and weight: sums are those of uniform."""
+    problem = ScaledRegression()
+    sampler = ks.LeastNoise(problem.optimizer)
+    problem.train(sampler, 400)
+    mass = sampler.mass().double()
+    assert float(mass.max() / mass.min()) > 2
+    quantiles = torch.cat([torch.zeros(1, dtype=torch.float64), mass.cumsum(0)])
+    middle = ((quantiles[:-1] + quantiles[1:]) / 2).float()  # of each bin's share of the draws
+    drawn = draw(sampler.mass(), middle, unbiased=True)
+    assert drawn.index(20).tolist() == list(range(20))
+    for function in (torch.ones_like, torch.square, torch.exp):
+        found = (mass * drawn.weight.double() * function(drawn.t).double()).sum()
+        assert_close(found, function(drawn.t).double().mean(), rtol=1e-5, atol=0)

@@ -44,6 +44,29 @@ def test_moments_of_another_shape_are_refused(moments: Tensor) -> None:
         ks.noise_ratio(torch.ones(3), moments)
 
 
+@pytest.mark.parametrize("values", [[-1.0, 2.0], [float("nan"), 1.0], [float("inf"), 1.0], [0.0, 0.0]])
+def test_values_that_no_moment_or_mass_can_have_are_refused(values: list[float]) -> None:
+    wrong, right = torch.tensor(values), torch.ones(2)
+    with pytest.raises(
+        ValueError, match=r"moments must be finite, at least 0 and somewhere above it.*mean of each bin"
+    ):
+        ks.noise_ratio(right, wrong)
+    with pytest.raises(ValueError, match="moments must be finite"):
+        ks.least_noise_density(wrong)
+    with pytest.raises(ValueError, match=r"density must be finite.*pass sampler.density\(\)"):
+        ks.noise_ratio(wrong, right)
+
+
+def test_what_is_no_tensor_is_refused_and_whole_numbers_are_taken() -> None:
+    with pytest.raises(ValueError, match=r"density must be a tensor .* got RootLoss\(.*pass sampler.density\(\)"):
+        ks.noise_ratio(ks.RootLoss(), MOMENTS)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"moments must be a tensor .* got \[1, 2\]"):
+        ks.least_noise_density([1, 2])  # type: ignore[arg-type]
+    whole = torch.tensor([1, 2, 3, 4])
+    assert_close(ks.noise_ratio(torch.ones(4, dtype=torch.int64), whole), torch.tensor(1.0))
+    assert_close(ks.least_noise_density(whole), ks.least_noise_density(whole.float()))
+
+
 def test_importance_weighted_gradients_have_the_predicted_noise() -> None:
     """Enumerate every draw of a four-bin problem: second moments of weighted gradients follow the formula."""
     gradients = torch.randn(4, 50, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)  # bin, row
@@ -160,3 +183,16 @@ def test_random_signs_give_the_size_of_single_gradients() -> None:
         for signs in itertools.product((-1.0, 1.0), repeat=4)
     ]
     assert_close(torch.stack(squares).mean(), gradients.square().sum())
+
+
+def test_an_optimizer_that_factors_its_second_moment_has_the_plain_metric() -> None:
+    """Adafactor of transformers keeps that of vectors whole and that of matrices by rows and columns."""
+    adafactor = pytest.importorskip("transformers.optimization").Adafactor
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    optimizer = adafactor(model.parameters(), lr=1e-3, relative_step=False)
+    model(torch.ones(4, 3)).square().sum().backward()
+    optimizer.step()
+    assert any("exp_avg_sq" in state for state in optimizer.state.values())
+    gradients = torch.autograd.grad(model(torch.ones(1, 3)).sum(), trained_parameters(optimizer))
+    expected = sum(float(gradient.double().square().sum()) for gradient in gradients)
+    assert float(squared_size(gradients, optimizer)) == pytest.approx(expected, rel=1e-5)

@@ -99,3 +99,32 @@ def test_accumulated_micro_batches_teach_what_one_batch_of_the_same_draws_does(n
     assert all(torch.equal(value, other[key]) for key, value in one.items())
     assert int(accumulated.squares.num_seen.sum()) == 70 * len(x0)
     assert accumulated.diagnostics()["equivalent_batch"] == whole.diagnostics()["equivalent_batch"]
+
+
+def test_least_noise_learns_from_the_losses_of_all_micro_batches_and_probes_the_last() -> None:
+    """The micro-batches of a step end as one batch would, but for the rows of the probes."""
+    weights = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weights], lr=0.0)
+    sampler, root_loss = ks.LeastNoise(optimizer, warmup=4, refresh=2), ks.RootLoss(warmup=4, refresh=2)
+    generator, asked = torch.Generator().manual_seed(0), list[int]()
+
+    def loss_at(rows: Tensor, t: Tensor) -> Tensor:
+        asked.extend(rows.tolist())
+        return uneven(t) * (1 + weights).square()
+
+    for _ in range(30):  # the first sweep begins at step 16
+        for number in range(4):
+            t = torch.rand(8, generator=generator)
+            shown = torch.zeros(8, 1), ks.Timesteps(t, torch.ones_like(t)), uneven(t)
+            if number < 3:
+                sampler.show(*shown)
+                root_loss.show(*shown)
+        for own in (sampler, root_loss):
+            with own.observe(*shown, loss_at):
+                optimizer.step()
+    assert len(asked) == 10 * 8  # all rows of the last micro-batch, which has fewer than a probe takes
+    assert max(asked) == 7
+    for key, value in root_loss.squares.state_dict().items():
+        assert torch.equal(value, sampler.squares.state_dict()[key])
+    found = sampler.diagnostics()
+    assert float(found["equivalent_batch"] * found["noise_ratio"]) == pytest.approx(32)

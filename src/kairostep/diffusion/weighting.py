@@ -111,6 +111,13 @@ def as_weighting(sampler: TimestepSampler, process: Process, prediction: Predict
         prediction: On whose squared error the density counts, for a network that predicts another; by default on that
             of whatever is predicted.
     """
+    if not isinstance(sampler, TimestepSampler) or not hasattr(process, "t_at"):
+        raise ValueError(
+            f"as_weighting takes a sampler and a process, got {sampler!r} and {process!r}: pass for instance "
+            "ks.as_weighting(ks.LogitNormal(), ks.FlowProcess())"
+        )
+    if prediction is not None and not hasattr(prediction, "log_x0_error"):
+        raise ValueError(f"prediction must be one such as ks.VELOCITY or ks.EPSILON, got {prediction!r}")
     if undoes_density(sampler):
         raise ValueError(
             f"a weighting must come of a density that changes the objective, got {sampler!r}, whose weights undo it: "
@@ -133,7 +140,14 @@ def density_weighting(process: Process, of: str = "logit_normal") -> Weighting:
         of: Name of the sampler, with its default options.
     """
     kind = samplers.find(of)
-    sampler: TimestepSampler = kind(**({"process": process} if "process" in arguments_of(kind) else {}))
+    arguments = arguments_of(kind)
+    missing = [name for name, argument in arguments.items() if argument.required and name != "process"]
+    if missing:
+        raise ValueError(
+            f"--weighting.of must name a density that needs no options, got {of}, which needs {', '.join(missing)}: "
+            f"in Python, ks.as_weighting(ks.{kind.__name__}(...), process) takes any"
+        )
+    sampler: TimestepSampler = kind(**({"process": process} if "process" in arguments else {}))
     if sampler.learns:
         raise ValueError(
             f"--weighting.of must name a fixed density, got {of}, which learns: pass for instance logit_normal"

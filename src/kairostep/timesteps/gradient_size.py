@@ -23,7 +23,8 @@ def scale_gradients(
     Args:
         gradients: One per parameter, in the order of `trained_parameters`.
         optimizer: Adam and its kin divide gradients by the root of their running second moment, v: that makes the
-            metric. A parameter without v, as all of SGD's or that of a layer not used so far, has scale 1.
+            metric. A parameter without v, as all of SGD's or that of a layer not used so far, has scale 1. So have all
+            of an optimizer that factors v, such as Adafactor.
         metric: "adam" weights squares by 1/v, the size of the step; "half" by 1/sqrt(v), the metric in which Adam
             descends; "plain" not at all.
     """
@@ -32,8 +33,8 @@ def scale_gradients(
         parameters = [p for p in group["params"] if p.requires_grad]
         own, remaining = remaining[: len(parameters)], remaining[len(parameters) :]
         states = [optimizer.state.get(p, {}) for p in parameters]
-        known = [k for k, state in enumerate(states) if metric != "plain" and "exp_avg_sq" in state]
-        if known:
+        known = [k for k, state in enumerate(states) if "exp_avg_sq" in state]
+        if known and metric != "plain" and not _factors(states, group):
             divisors = _divisors([states[k] for k in known], group)
             divisors = list(torch._foreach_sqrt(divisors)) if metric == "half" else divisors
             for k, quotient in zip(known, torch._foreach_div([own[k] for k in known], divisors), strict=True):
@@ -63,6 +64,11 @@ def signed_size(losses: Tensor, signs: Tensor, optimizer: torch.optim.Optimizer)
     """
     gradients = torch.autograd.grad((signs * losses).sum(), trained_parameters(optimizer), materialize_grads=True)
     return squared_size(gradients, optimizer)
+
+
+def _factors(states: Sequence[Mapping[str, Any]], group: Mapping[str, Any]) -> bool:
+    """Whether an optimizer keeps the second moment of matrices by rows and columns, or divides otherwise than Adam."""
+    return any("exp_avg_sq_row" in state for state in states) or isinstance(group.get("eps"), tuple | list)
 
 
 def _divisors(states: Sequence[Mapping[str, Any]], group: Mapping[str, Any]) -> list[Tensor]:

@@ -66,6 +66,7 @@ class LeastNoise(TableSampler):
     """
 
     uses_loss_at = True
+    learns_from_all = True
     num_probes: Tensor  # () network evaluations, over all ranks
 
     def __init__(
@@ -84,7 +85,7 @@ class LeastNoise(TableSampler):
         seed: int = 0,
     ) -> None:
         super().__init__(num_bins, beta=1.0, stratified=stratified, seed=seed)
-        self.optimizer = Borrowed(optimizer)
+        self.set_optimizer(optimizer)
         self.floor = positive_share("floor", floor)
         self.loss_weight = None if loss_weight is None else function("loss_weight", loss_weight, "objective.weight")
         self.rows_per_probe = count("rows_per_probe", rows_per_probe)
@@ -101,13 +102,18 @@ class LeastNoise(TableSampler):
         """Return the sampler for the loss that is trained; the trainer names its optimizer."""
         return cls(loss_weight=experiment.loss_weight(), seed=experiment.seed, **options)
 
-    def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def set_optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Name the optimizer whose parameters and metric count; a copy of a sampler leaves its own behind."""
+        if optimizer is not None and not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "state")):
+            raise ValueError(
+                f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}: pass the one that trains "
+                "the model, ks.LeastNoise(optimizer)"
+            )
         self.optimizer = Borrowed(optimizer)
 
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
-        """Record the losses of all ranks, and probe the gradient if it is time."""
+        """Record the losses of all ranks and micro-batches, and probe rows of the last micro-batch if it is time."""
         num_before, probed = self.steps.num_steps, None
         number = probe_number(num_before, self.warmup)
         if number is not None:

@@ -76,6 +76,7 @@ class TimestepSampler(nn.Module):
 
     uses_x0: bool = False  # its draws depend on the content of x0, not on its size alone
     uses_loss_at: bool = False  # it asks for losses beyond those it is shown
+    learns_from_all: bool = False  # it uses_loss_at, and learns from all micro-batches of a step: x0 is then the last
     unbiased: bool = False  # its weights are 1/density, which keeps the objective
     how_to_show: str = "write `with sampler.observe(x0, drawn, losses): optimizer.step()`"
     num_bins: int = 1  # in which it keeps losses; one at a step that spans several counts in each of them
@@ -141,11 +142,13 @@ class TimestepSampler(nn.Module):
         """Show a micro-batch of the next step: each but the last, which `observe` shows.
 
         A sampler that asks for no other losses learns from all of them in that `observe`, as from one batch. One that
-        `uses_loss_at` measures the last alone: `loss_at` knows no rows but those.
+        `uses_loss_at` measures the last alone, since `loss_at` knows no rows but those; of the others it keeps times
+        and losses if it `learns_from_all`.
         """
         check_shown(x0, drawn, losses)
         self.num_unshown = 0
-        if getattr(type(self).observe, "takes_micro_batches", False) and not self.uses_loss_at:
+        learns_from_all = self.learns_from_all or not self.uses_loss_at
+        if getattr(type(self).observe, "takes_micro_batches", False) and learns_from_all:
             self._micro_batches = (*self._micro_batches, (rows_for(self, x0), drawn, losses))
 
     def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -260,7 +263,8 @@ def learns_from_step(
         self._observation_waits = True
         if self._micro_batches:
             micro_batches, self._micro_batches = (*self._micro_batches, (rows_for(self, x0), drawn, losses)), ()
-            x0, drawn, losses = merge_micro_batches(micro_batches)
+            merged, drawn, losses = merge_micro_batches(micro_batches)
+            x0 = x0 if self.uses_loss_at else merged
         return entered(self, x0, drawn, losses, loss_at)
 
     @contextmanager
