@@ -1,5 +1,8 @@
 """Every preset builds, and those of the paper have the numbers of its Tables 7, 8 and 9."""
 
+import csv
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from kairostep.registry import datasets
 from kairostep.timesteps import Adaptive, LogNormalSigma, RootLoss
 
 CPU = torch.device("cpu")
+SWEEPS = Path(__file__).parents[2] / "results" / "presets"
 SHAPES = {"fashion_mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 SMALLER = {  # networks that keep the preset's shape but are quick to make
     "unet": ["--network.channels=32"],
@@ -205,3 +209,39 @@ def test_weights_are_a_function_of_the_seed_and_the_global_stream_is_left_alone(
 def test_samples_that_are_not_square_are_refused() -> None:
     with pytest.raises(ValueError, match="samples must be square, got 8 x 16: crop them first"):
         make_network(preset("digits"), (1, 8, 16), 0)
+
+
+def swept_rates() -> dict[str, tuple[float, float, str]]:
+    """Return the old rate, the new rate and the ratio of losses of each preset in the table of results/presets."""
+    text = (SWEEPS / "README.md").read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \| (\S+) \| \*\*(\S+)\*\* \| ([^|]+) \|", text, flags=re.MULTILINE)
+    return {name: (float(old), float(new), ratio) for name, old, new, ratio in rows}
+
+
+def test_presets_train_at_the_rates_that_sweeps_found() -> None:
+    rates = swept_rates()
+    small = {"digits", "digits-flow", "digits-edm", "fashion-mnist", "images", "images-flow"}
+    assert set(rates) == small | {"cifar10-small", "cifar10-flow", "cifar10-edm"}
+    assert {name: preset(name).learning_rate for name in rates} == {name: new for name, (_, new, _) in rates.items()}
+
+
+@pytest.mark.parametrize("path", sorted(SWEEPS.glob("*_by_step.csv")), ids=lambda path: path.stem)
+def test_the_table_of_sweeps_has_the_ratios_of_its_runs(path: Path) -> None:
+    """The geometric mean over seeds of final losses, new rate over old; no seed ends above."""
+    old, new, told = swept_rates()[path.stem.removesuffix("_by_step")]
+    with path.open() as file:
+        ends = {
+            (float(row["learning_rate"]), row["seed"], row["arm"]): row for row in csv.DictReader(file)
+        }  # last step
+    finals = {
+        rate: [
+            float(row["held_out_loss"])
+            for key, row in sorted(ends.items())
+            if key[0] == rate and "cosine" not in key[2]
+        ]
+        for rate in (old, new)
+    }
+    ratios = [one / other for one, other in zip(finals[new], finals[old], strict=True)]
+    assert len(ratios) == 3
+    assert max(ratios) < 1
+    assert told.startswith(f"{math.exp(sum(map(math.log, ratios)) / 3):.3f} (")
