@@ -93,19 +93,23 @@ def test_interdependence_of_a_run(run: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_gradient_noise_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["analyse", "noise", str(run), "--bins=4", "--rows=3", "--output=noise.png"])
+    main(["analyse", "noise", str(run), "--bins=4", "--rows=4", "--output=noise.png"])
     printed = capsys.readouterr().out
-    assert "in Adam's metric no density over t has less than" in printed
     result = result_of(run / "analysis" / "noise.json")["result"]
     assert result["verdict"] in printed
+    assert re.match(r"in Adam's metric (the best density over t has|no density over t is clearly)", result["verdict"])
     assert set(result["densities"]) >= {"uniform", "logit_normal", "root_loss of these losses", "least"}
     for measured in result["metrics"].values():
         assert len(measured["moments"]) == 4
         ratios = {name: ratio["value"] for name, ratio in measured["noise_ratio"].items()}
         assert ratios["uniform"] == pytest.approx(1)
         assert measured["equivalent_batch"]["uniform"] == pytest.approx(4)
+        assert min(measured["least"].values()) <= ratios["least"] <= max(measured["least"].values())
     adam = {name: ratio["value"] for name, ratio in result["metrics"]["adam"]["noise_ratio"].items()}
-    assert min(adam, key=adam.__getitem__) == "least"
+    same_rows, other_rows = (result["metrics"]["adam"]["least"][key] for key in ("same_rows", "other_rows"))
+    assert f"On the same rows it has {same_rows:.3f} (adam)" in printed
+    assert same_rows < adam["least"] < other_rows
+    assert same_rows < min(value for name, value in adam.items() if name != "least")
     assert width_of("noise.png") > 1000
     (line,) = [line for line in printed.splitlines() if line.startswith("left out: ")]
     shown = {name.partition(" ")[0] for name in result["densities"]}
@@ -115,6 +119,17 @@ def test_gradient_noise_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) 
     assert "beta, curriculum, tabulated (options without a default)" in line
     assert "infonoise, least_noise, loss_second_moment (no density of their own before they have learned)" in line
     assert "speed (a density that changes the objective)" in line
+
+
+def test_gradient_noise_of_too_few_rows_has_no_verdict(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["analyse", "noise", str(run), "--bins=4", "--rows=3"])
+    printed = capsys.readouterr().out
+    assert "3 rows in a bin are too few to say what the best density over t saves: take at least 4" in printed
+    assert re.search(r"least .* ± \?", printed) is not None
+    measured = result_of(run / "analysis" / "noise.json")["result"]["metrics"]["adam"]["noise_ratio"]
+    assert measured["least"]["value"] > 0
+    assert measured["least"]["error"] is None
+    assert measured["laplace"]["error"] > 0
 
 
 def test_measuring_again_gives_the_same(run: Path) -> None:

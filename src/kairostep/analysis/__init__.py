@@ -13,12 +13,12 @@ from kairostep.analysis.interdependence import Interdependence as Interdependenc
 from kairostep.analysis.interdependence import RangeEffect as RangeEffect
 from kairostep.analysis.interdependence import RangeTraining as RangeTraining
 from kairostep.analysis.interdependence import range_effects as range_effects
+from kairostep.analysis.noise_ratios import NoiseRatio as NoiseRatio
 from kairostep.analysis.preview import Part as Part
 from kairostep.analysis.preview import Preview as Preview
 from kairostep.analysis.preview import preview_of as preview_of
 from kairostep.analysis.rows import Rows as Rows
 from kairostep.analysis.step_noise import GradientNoise as GradientNoise
-from kairostep.analysis.step_noise import NoiseRatio as NoiseRatio
 from kairostep.analysis.step_noise import gradient_noise as gradient_noise
 
 if not TYPE_CHECKING:  # or type checkers would accept any name

@@ -7,6 +7,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from kairostep.analysis.noise_ratios import LeastRatio, NoiseRatio, least_ratio, ratio_of
 from kairostep.analysis.rows import Rows
 from kairostep.checks import count
 from kairostep.diffusion import Objective
@@ -18,20 +19,7 @@ from kairostep.timesteps.probes import eval_mode
 
 METRICS: tuple[Metric, ...] = get_args(Metric)
 ROOT_LOSS_FLOOR = 0.1  # the default of `RootLoss`
-NUM_RESAMPLES = 400
-
-
-@dataclass(frozen=True, slots=True)
-class NoiseRatio:
-    """The gradient noise of a density over that of uniform draws, with its standard error over rows."""
-
-    value: float
-    error: float
-
-    @property
-    def equivalent_batch(self) -> float:
-        """The factor by which a batch of uniform draws must grow to have as little noise."""
-        return 1 / self.value
+LEAST = "least"  # name of the density of least noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +50,20 @@ class GradientNoise:
     def densities(self, given: Mapping[str, Tensor], metric: Metric) -> dict[str, Tensor]:
         """Return densities by name, each (K,): those given, root-loss of these losses, and the least noisy one."""
         root_loss = with_floor(least_noise_density(self.predicted_moments()), ROOT_LOSS_FLOOR)
-        return {**given, "root_loss of these losses": root_loss, "least": least_noise_density(self.moments(metric))}
+        return {**given, "root_loss of these losses": root_loss, LEAST: least_noise_density(self.moments(metric))}
 
     def ratio(self, density: Tensor, metric: Metric) -> NoiseRatio:
-        """Return the noise ratio of a density, with its error from resampled rows."""
-        squared = self.squared[metric]  # (K, R)
-        generator = torch.Generator().manual_seed(0)
-        index = torch.randint(squared.shape[1], (NUM_RESAMPLES, *squared.shape), generator=generator)
-        resampled = squared.expand(NUM_RESAMPLES, -1, -1).gather(2, index).mean(2)  # (NUM_RESAMPLES, K)
-        ratios = torch.stack([noise_ratio(density, moments) for moments in resampled])
-        return NoiseRatio(float(noise_ratio(density, squared.mean(1))), float(ratios.std()))
+        """Return the noise ratio of a density that was not learned from these gradients, with its error over rows."""
+        return ratio_of(density, self.squared[metric])
+
+    def least_ratio(self, metric: Metric, *, least_in: Metric) -> LeastRatio:
+        """Return the noise ratio in a metric of the density that is least noisy in the metric `least_in`."""
+        return least_ratio(self.squared[metric], self.squared[least_in])
+
+    def ratios(self, densities: Mapping[str, Tensor], metric: Metric, *, least_in: Metric) -> dict[str, NoiseRatio]:
+        """Return the noise ratio in a metric of each density of `densities(given, least_in)`, by name."""
+        found = {name: self.ratio(density, metric) for name, density in densities.items() if name != LEAST}
+        return {**found, LEAST: self.least_ratio(metric, least_in=least_in).ratio}
 
     def predicted_ratio(self, density: Tensor) -> float:
         """Return the noise ratio that the losses predict, as `RootLoss.diagnostics` does."""

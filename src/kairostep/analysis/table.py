@@ -8,9 +8,11 @@ from torch import Tensor
 from kairostep.analysis.gradient_profile import EARLY, LATE, VarianceProfile, VarianceRatio
 from kairostep.analysis.increments import ProcessIncrements
 from kairostep.analysis.interdependence import Interdependence, RangeEffect
+from kairostep.analysis.noise_ratios import NoiseRatio
 from kairostep.analysis.preview import Part, Preview
 from kairostep.analysis.step_noise import METRICS, GradientNoise
 from kairostep.evaluation.estimate import Estimate
+from kairostep.timesteps.gradient_size import Metric
 
 BARS = " ▏▎▍▌▋▊▉█"
 BAR_WIDTH = 12
@@ -163,12 +165,17 @@ def moments_table(noise: GradientNoise) -> str:
     return columns(["t", "loss", *(f"|g|^2 {metric}" for metric in METRICS), "adam".ljust(BAR_WIDTH)], rows)
 
 
-def noise_table(noise: GradientNoise, densities: Mapping[str, Tensor], batch_size: int) -> str:
+def noise_table(
+    noise: GradientNoise,
+    densities: Mapping[str, Tensor],
+    ratios: Mapping[Metric, Mapping[str, NoiseRatio]],
+    batch_size: int,
+) -> str:
     """Return the noise ratio of each density: in each metric, as predicted by losses, and as an equivalent batch."""
     rows = []
     for name, density in densities.items():
-        ratios = [noise.ratio(density, metric) for metric in METRICS]
-        cells = [f"{ratio.value:.3f} ± {ratio.error:.3f}" for ratio in ratios]
-        equivalent = f"{batch_size * ratios[-1].equivalent_batch:.0f}"
+        own = [ratios[metric][name] for metric in METRICS]
+        cells = [f"{ratio.value:.3f} ± {'?' if math.isnan(ratio.error) else f'{ratio.error:.3f}'}" for ratio in own]
+        equivalent = f"{batch_size * own[-1].equivalent_batch:.0f}"
         rows.append([name, *cells, f"{noise.predicted_ratio(density):.3f}", equivalent])
     return columns(["draws", *METRICS, "predicted by losses", "like a batch of (adam)"], rows)

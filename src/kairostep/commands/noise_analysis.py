@@ -1,16 +1,18 @@
 """`kairostep analyse noise`: the gradient noise of a run under each choice of t."""
 
 import argparse
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kairostep.analysis import GradientNoise, gradient_noise
+from kairostep.analysis import GradientNoise, NoiseRatio, gradient_noise
+from kairostep.analysis.noise_ratios import FEWEST_ROWS, LeastRatio
 from kairostep.analysis.panels import noise_panels
 from kairostep.analysis.step_noise import METRICS
-from kairostep.analysis.table import moments_table, noise_table
+from kairostep.analysis.table import INTERVAL, moments_table, noise_table
 from kairostep.checks import count
 from kairostep.commands.checkpoint_analyses import NUM_ROWS, Study, optimizer_of
 from kairostep.commands.output import check_output
@@ -51,11 +53,12 @@ def analyse_noise(known: argparse.Namespace, settings: Sequence[str], train: Tra
     print(
         "\ngradient noise of a step over that of uniform draws, weights being 1/density; ± standard error over rows\n"
     )
-    print(noise_table(noise, densities, study.config.batch_size))
-    print(f"\n{left_out(densities)}\n`least` is about what least_noise draws by once it has learned")
-    verdict = noise_verdict(noise, densities, study.config.batch_size)
+    ratios = {metric: noise.ratios(densities, metric, least_in=DECIDING) for metric in METRICS}
+    print(noise_table(noise, densities, ratios, study.config.batch_size))
+    print(f"\n{left_out(densities)}\n{about_least(noise.least_ratio(DECIDING, least_in=DECIDING))}")
+    verdict = noise_verdict(noise, study.config.batch_size, type(optimizer).__name__)
     print(f"\n{verdict}")
-    result = as_data(noise, densities, step, study.config.batch_size, verdict)
+    result = {"verdict": verdict, **as_data(noise, densities, ratios, step, study.config.batch_size)}
     how = "Left: squared size of a single row's gradient over t, relative to its mean. Right: where draws go."
     study.write("noise", {**sizes, "rows": len(rows.x0)}, result, how, noise_panels(noise, densities))
 
@@ -94,32 +97,52 @@ def left_out(shown: Iterable[str]) -> str:
     return "left out: " + "; ".join(f"{', '.join(own)} ({why})" for why, own in names.items())
 
 
-def noise_verdict(noise: GradientNoise, densities: Mapping[str, Tensor], batch_size: int) -> str:
-    """Return one sentence on how much the choice of t can gain."""
-    least = noise.ratio(densities["least"], DECIDING)
-    like = f"like a batch of {batch_size * least.equivalent_batch:.0f} instead of {batch_size}"
-    gain = f"no density over t has less than {least.value:.2f} ± {least.error:.2f} of uniform's noise"
-    share = f"{100 * noise.within_share(DECIDING):.0f} % of uniform's noise is within t"
-    return f"in Adam's metric {gain} ({like}); {share}, from rows and noise"
+def about_least(least: LeastRatio) -> str:
+    """Return two lines on the least noisy density and how its noise is measured."""
+    return (
+        "`least` is about what least_noise draws by once it has learned; here it is learned from the rows measured.\n"
+        f"On the same rows it has {least.same_rows:.3f} ({DECIDING}), on average too low, and on other rows "
+        f"{least.other_rows:.3f}, too high: the table has a value in between"
+    )
+
+
+def noise_verdict(noise: GradientNoise, batch_size: int, optimizer: str) -> str:
+    """Return one sentence on how much the choice of t can gain. `optimizer`: the name of its class."""
+    least, num_rows = noise.least_ratio(DECIDING, least_in=DECIDING).ratio, noise.losses.shape[1]
+    share = f"{100 * noise.within_share(DECIDING):.0f} % of uniform's noise is within t, from rows and noise"
+    if math.isnan(least.error):
+        return (
+            f"{num_rows} rows in a bin are too few to say what the best density over t saves: take at least "
+            f"{FEWEST_ROWS}, for instance --rows=16; {share}"
+        )
+    best = f"{least.value:.3f} ± {least.error:.3f} of uniform's noise"
+    if least.value + INTERVAL * least.error < 1:
+        like = f"like a batch of {batch_size * least.equivalent_batch:.0f} instead of {batch_size}"
+        return f"in {optimizer}'s metric the best density over t has {best} ({like}); {share}"
+    return f"in {optimizer}'s metric no density over t is clearly better than uniform: the best has {best}; {share}"
 
 
 def as_data(
-    noise: GradientNoise, densities: Mapping[str, Tensor], step: int, batch_size: int, verdict: str
+    noise: GradientNoise,
+    densities: Mapping[str, Tensor],
+    ratios: Mapping[Metric, Mapping[str, NoiseRatio]],
+    step: int,
+    batch_size: int,
 ) -> dict[str, Any]:
     """Return the result as plain data."""
     metrics = {}
-    for metric in METRICS:
-        ratios = {name: noise.ratio(density, metric) for name, density in densities.items()}
+    for metric, own in ratios.items():
+        least = noise.least_ratio(metric, least_in=DECIDING)
         metrics[metric] = {
             "moments": noise.moments(metric).tolist(),
             "within_share": noise.within_share(metric),
-            "noise_ratio": {name: {"value": r.value, "error": r.error} for name, r in ratios.items()},
-            "equivalent_batch": {name: batch_size * r.equivalent_batch for name, r in ratios.items()},
+            "noise_ratio": {name: {"value": r.value, "error": r.error} for name, r in own.items()},
+            "equivalent_batch": {name: batch_size * r.equivalent_batch for name, r in own.items()},
+            "least": {"same_rows": least.same_rows, "other_rows": least.other_rows},
         }
     return {
         "step": step,
         "batch_size": batch_size,
-        "verdict": verdict,
         "losses": noise.losses.mean(1).tolist(),
         "densities": {name: (density / density.sum()).tolist() for name, density in densities.items()},
         "predicted": {name: noise.predicted_ratio(density) for name, density in densities.items()},
