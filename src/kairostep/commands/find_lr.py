@@ -5,13 +5,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 TEXT = """\
-Trains for a few steps at rates in geometric steps and tells which ends with the lowest held-out loss, as in
+Trains a short run at each of several rates and says which one ends with the lowest held-out loss, as in
 
   kairostep find-lr digits
   kairostep find-lr images --data.folder=photos --from 1e-4 --to 3e-3 --steps=2000 --picture rates.png
 
-Settings are --key=value, as in `kairostep train`. Runs write metrics and a checkpoint, but no samples. A sweep that was
-stopped goes on. Rates that suit a short run may be too large for a long one: try the run's own length if time allows.
+Settings are --key=value, as in `kairostep train`. Unless you set --steps, a run takes a tenth of the steps of the
+preset or the file, and 100 at least. Unless you set --warmup_steps, it has no warm-up. It writes metrics and a
+checkpoint, but no samples. The same command goes on where it was stopped, and may try further rates. Other settings
+are another sweep: they need another --output. Rates that suit a short run may be too large for a long one: try the
+run's own length if time allows.
 """
 PARSER = {
     "help": "find a learning rate by a short sweep",
@@ -20,7 +23,6 @@ PARSER = {
     "allow_abbrev": False,
 }
 HIGH = 1e-2  # largest rate at first
-SHARE_OF_RUN, LEAST_STEPS = 10, 100  # a sweep takes a tenth of the steps of a run, and at least so many
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,36 +39,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     """Train at each rate and say which is best."""
-    from kairostep.commands.output import check_output
-    from kairostep.comparison.rate_sweep import further_rates, geometric_rates, plan_sweep, sweep_rates
+    from kairostep.commands.failures import RUN_ERROR, fail
+    from kairostep.comparison.rate_sweep import check_folder, further_rates, geometric_rates, plan_sweep, sweep_rates
     from kairostep.experiments import preset
     from kairostep.experiments.command_line import take_preset
     from kairostep.experiments.config import load
     from kairostep.runs.directory import alone_in
+    from kairostep.training import RunError
+
+    name, settings = take_preset(settings)
+    check_arguments(known, name, settings)
+    rates = geometric_rates(known.low, HIGH if known.high is None else known.high, known.factor)
+    further = further_rates(rates, known.factor) if known.high is None else ()
+    base = preset(name) if name is not None else load(known.config, pipes=True)
+    plan = plan_sweep(known.output or default_folder(name, known.config), base, settings, rates)
+    with alone_in(plan.output):
+        check_folder(plan)
+        print(heading(rates, plan.configs[plan.baseline].steps), flush=True)
+        try:
+            sweep = sweep_rates(plan, further)
+        except RunError as error:
+            fail(str(error), RUN_ERROR)
+    show(sweep.losses, sweep.verdict(), known.picture)
+
+
+def check_arguments(known: argparse.Namespace, name: str | None, settings: Sequence[str]) -> None:
+    """Raise ValueError for arguments that a sweep cannot take."""
+    from kairostep.commands.output import check_output
 
     if known.picture is not None and known.picture.suffix != ".png":
         raise ValueError(f"--picture must end in .png, got {known.picture}: pass for instance --picture rates.png")
     check_output(known.picture)
-    name, settings = take_preset(settings)
     if (name is None) == (known.config is None):
         raise ValueError("find-lr takes a preset or --config FILE: `kairostep presets` lists the presets")
-    rates = geometric_rates(known.low, HIGH if known.high is None else known.high, known.factor)
-    further = further_rates(rates, known.factor) if known.high is None else ()
-    given = {setting.lstrip("-").partition("=")[0].replace("-", "_") for setting in settings}
-    if "learning_rate" in given:
+    if "learning_rate" in {setting.lstrip("-").partition("=")[0].replace("-", "_") for setting in settings}:
         raise ValueError("find-lr tries learning rates itself, got --learning_rate: pass --from and --to")
-    base = preset(name) if name is not None else load(known.config, pipes=True)
-    if "steps" not in given:
-        settings = [*settings, f"--steps={max(LEAST_STEPS, base.steps // SHARE_OF_RUN)}"]
-    if "warmup_steps" not in given:
-        settings = [*settings, "--warmup_steps=0"]  # a warm-up for the whole run would hide the rate of a short one
-    output = known.output or Path(f"rates-{name or known.config.stem}")
-    plan = plan_sweep(output, name or known.config, settings, rates, seed=0)
-    (config,) = plan.configs.values()
-    print(f"{len(rates)} learning rates from {rates[0]:g} to {rates[-1]:g}, {config.steps} steps each", flush=True)
-    with alone_in(output):
-        sweep = sweep_rates(plan, further)
-    show(sweep.losses, sweep.verdict(), known.picture)
+
+
+def default_folder(name: str | None, file: Path) -> Path:
+    """Return ./rates-NAME; a pipe has a number instead of a name, which differs from call to call."""
+    return Path(f"rates-{name or (file.stem if file.is_file() else 'config')}")
+
+
+def heading(rates: Sequence[float], steps: int) -> str:
+    """Return the first line: what is tried."""
+    if len(rates) == 1:
+        return f"learning rate {rates[0]:g}, {steps} steps"
+    return f"{len(rates)} learning rates from {rates[0]:g} to {rates[-1]:g}, {steps} steps each"
 
 
 def show(losses: Mapping[float, float | None], verdict: str, picture: Path | None) -> None:

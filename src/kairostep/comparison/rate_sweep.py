@@ -2,16 +2,24 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 from kairostep.comparison.arms import Arm
 from kairostep.comparison.conduct import train_run
-from kairostep.comparison.plan import Plan, PlannedRun, config_of
+from kairostep.comparison.plan import Plan, PlannedRun
 from kairostep.comparison.records import read_record
+from kairostep.experiments import Config, build
+from kairostep.experiments.config import differences, load, with_overrides
+from kairostep.experiments.experiment import fill_defaults
 from kairostep.progress_meter import duration
 
 ARM = "sweep"
+SHARE_OF_RUN, LEAST_STEPS = 10, 100  # a run takes a tenth of the steps of a full one, and at least so many
+NUM_LOG_LINES = 20  # of a run; a loss that is no longer finite is noticed at the next one
+MEASURED = ("steps", "held_out_images")  # losses of other steps or images do not compare
 CLOSE = 0.005  # of the lowest loss: rates that end within it are as good
 MAX_FURTHER = 3  # rates beyond the largest of a sweep
 
@@ -30,7 +38,7 @@ class RateSweep:
         if not known:
             raise ValueError(
                 f"a rate must train to the end, got none of {', '.join(f'{rate:g}' for rate in self.losses)}: "
-                "pass a smaller --to"
+                "pass a smaller --from"
             )
         return min(known, key=known.__getitem__)
 
@@ -38,14 +46,20 @@ class RateSweep:
         """Return the suggestion in a sentence, and what keeps it from being final."""
         lowest = self.losses[self.best]
         assert lowest is not None
+        choice = f"--learning_rate={self.best:g}: "
+        if len(self.losses) == 1:
+            return (
+                f"{choice}the held-out loss after {self.steps} steps is {lowest:.5g}; it is the only rate tried: "
+                "pass --from and --to to try others"
+            )
         alike = [rate for rate, loss in self.losses.items() if loss is not None and loss <= lowest * (1 + CLOSE)]
-        text = f"--learning_rate={self.best:g}: the lowest held-out loss after {self.steps} steps, {lowest:.5g}"
+        text = f"{choice}the lowest held-out loss after {self.steps} steps, {lowest:.5g}"
         if len(alike) > 1:
             text += f"; {', '.join(f'{rate:g}' for rate in alike)} end within {100 * CLOSE:g} % of it"
         if self.best == max(self.losses):
-            text += "; it is the largest rate tried: try larger ones"
+            text += "; it is the largest rate tried: pass a larger --to"
         elif self.best == min(self.losses):
-            text += "; it is the smallest rate tried: try smaller ones"
+            text += "; it is the smallest rate tried: pass a smaller --from"
         return text
 
 
@@ -65,10 +79,49 @@ def further_rates(rates: Sequence[float], factor: float) -> tuple[float, ...]:
     return tuple(float(f"{rates[-1] * factor**k:.6g}") for k in range(1, MAX_FURTHER + 1))
 
 
-def plan_sweep(output: Path, name: str | Path, settings: Sequence[str], rates: Sequence[float], seed: int) -> Plan:
-    """Return the runs of a sweep: one for each rate, with one seed, in the folders of a comparison of one arm."""
-    arm = Arm(ARM, ())
-    return Plan(output, [arm], ARM, (seed,), tuple(rates), {ARM: config_of(name, arm, settings)})
+def plan_sweep(output: Path, base: Config, settings: Sequence[str], rates: Sequence[float]) -> Plan:
+    """Return the runs of a sweep: one for each rate, with one seed, in the folders of a comparison of one arm.
+
+    Args:
+        output: The folder of the sweep.
+        base: A preset, or the config of a file. Unless the settings say otherwise, runs take fewer steps, have no
+            warm-up, and measure no more than the held-out loss at the end.
+        settings: As on the command line.
+        rates: To try.
+
+    Raises:
+        ValueError: A run could not be trained, or would measure no held-out loss. Nothing has been written then.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    experiment = build(short_run(base, settings), device)
+    config = experiment.config  # with all defaults, also those that depend on the data
+    if experiment.held_out is None:
+        needed = "data with a test part, or a folder of 50 images or more with --data.held_out=0.02"
+        fix = needed if config.held_out_images else "--held_out_images=1024"
+        raise ValueError(f"rates are compared by the loss of held-out images, got none: pass {fix}")
+    return Plan(output, [Arm(ARM, ())], ARM, (config.seed,), tuple(rates), {ARM: config})
+
+
+def short_run(base: Config, settings: Sequence[str]) -> Config:
+    """Return the config of a run of the sweep, before its rate."""
+    steps = max(LEAST_STEPS, base.steps // SHARE_OF_RUN)
+    short = replace(base, steps=steps, warmup_steps=0, keep_checkpoints=1, sample_every=0, fid_every=0, keep_every=0)
+    steps = with_overrides(short, settings).steps
+    return with_overrides(replace(short, evaluate_every=steps, log_every=-(-steps // NUM_LOG_LINES)), settings)
+
+
+def check_folder(plan: Plan) -> None:
+    """Raise ValueError, with what differs, if the folder of a sweep holds runs with other settings than its own."""
+    for path in sorted((plan.output / "runs" / ARM).glob("rate-*/seed-*/config.yaml")):
+        stored = fill_defaults(load(path))  # options newer than the file get their default
+        asked = plan.run(ARM, stored.seed, stored.learning_rate).config
+        measured = [(key, getattr(stored, key), getattr(asked, key)) for key in MEASURED]
+        changed = [*differences(stored, asked), *(f"{key}: {old} -> {new}" for key, old, new in measured if old != new)]
+        if changed:
+            raise ValueError(
+                f"{plan.output} holds another sweep ({'; '.join(dict.fromkeys(changed))}): pass the same settings to "
+                "go on with it, or another --output"
+            )
 
 
 def sweep_rates(plan: Plan, further: Sequence[float] = ()) -> RateSweep:
@@ -96,8 +149,8 @@ def train_for_loss(run: PlannedRun) -> float | None:
     loss = final_loss(run)
     if loss is None and not run.diverged:
         raise ValueError(
-            "rates are compared by the loss of held-out images, got none: pass --data.held_out=0.1, or data with a "
-            "test part"
+            f"a run must hold the held-out loss of its last step, got none in {run.directory / 'metrics.jsonl'}: "
+            f"remove {run.directory} to train it again"
         )
     ended = "diverged" if loss is None else f"held-out loss {loss:.5g}"
     print(f"learning rate {run.rate:g}: {ended}, {took}", flush=True)

@@ -46,7 +46,7 @@ class Run:
     def __init__(self, config: Config) -> None:
         if config.output is None:
             raise ValueError("output must name the run directory, got none: pass --output=runs/NAME")
-        self.began, self.directory = time.monotonic(), Path(config.output)
+        self.began, self.directory, self.measure_only = time.monotonic(), Path(config.output), False
         self.accelerator, self.saved_step = make_accelerator(config), 0
         self.watch = watch_processes(config.rank_timeout, self.accelerator.device, self._where)
         with self.watch.guard():
@@ -98,9 +98,9 @@ class Run:
         """Train to the last step. SIGINT, SIGTERM and SIGHUP save a checkpoint and raise `SystemExit`.
 
         Args:
-            measure_only: Write metrics and checkpoints alone, no model or samples, and print no progress.
+            measure_only: Write metrics and checkpoints alone, print no progress, and leave it to the caller to go on.
         """
-        start, trackers = self.trainer.step_number, self.config.trackers
+        self.measure_only, start, trackers = measure_only, self.trainer.step_number, self.config.trackers
         try:
             with self.watch.guard():
                 if trackers:
@@ -142,7 +142,7 @@ class Run:
                 if self._due(config.checkpoint_every) or self._due(config.keep_every) or stop:
                     self._save(line.get("held_out"))
                 # Leave after a signal
-                if stop and not self.finished:
+                if stop and (self.measure_only or not self.finished):  # another such run may follow
                     stopped = f"stopped at step {self.trainer.step_number} of {config.steps}, saved; {self.go_on}"
                     interruption.leave(stopped, speak=on_main)
 
@@ -153,8 +153,9 @@ class Run:
     @property
     def go_on(self) -> str:
         """The command that continues this run, in words."""
-        command = f"kairostep train --config {shlex.quote(str(self.directory / 'config.yaml'))}"
-        return f"go on with: {launched(command, self.accelerator.num_processes)}"
+        path = shlex.quote(str(self.directory / "config.yaml"))
+        command = launched(f"kairostep train --config {path}", self.accelerator.num_processes)
+        return "the same command goes on" if self.measure_only else f"go on with: {command}"
 
     def _where(self) -> str:
         """Say what is lost if the run stops now. A thread calls this, so nothing here waits."""
@@ -178,8 +179,7 @@ class Run:
             line |= self._progress()
         if self._due(config.density_every):
             line |= self._distribution()
-        every = (config.evaluate_every, config.checkpoint_every, config.keep_every)
-        evaluates = any(map(self._due, every))
+        evaluates = any(map(self._due, (config.evaluate_every, config.checkpoint_every, config.keep_every)))
         if evaluates and self.monitor.held_out is not None:
             with self.clock.paused():
                 line["held_out"] = self.monitor.evaluate()
