@@ -1,6 +1,7 @@
 """A comparison trains what is missing and nothing else, is fair by construction, and survives what happens to it."""
 
 import json
+import os
 import signal
 import time
 from contextlib import closing
@@ -234,6 +235,17 @@ def test_a_dry_run_trains_nothing_and_says_how_long_it_takes(
     assert "uniform    4 x 1000 steps: about" in told
     assert "of training in all" in told
     assert not (tmp_path / "out").exists()
+
+
+def test_a_config_may_come_from_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is read once for all arms and tasks."""
+    reads, writes = os.pipe()
+    os.write(writes, b"{data: digits, steps: 70}")
+    os.close(writes)
+    _, _, *line = command(tmp_path / "out", "--dry-run")
+    kairostep.cli.main(["compare", "--config", f"/dev/fd/{reads}", *line])
+    os.close(reads)
+    assert "root_loss  3 x 70 steps" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ def read_plans(known: argparse.Namespace, settings: Sequence[str]) -> "tuple[dic
     from kairostep.comparison.arms import read_arms
     from kairostep.comparison.plan import make_plan
     from kairostep.experiments.command_line import take_preset
+    from kairostep.experiments.config import load
 
     name, settings = take_preset(settings)
     if known.arms is None:
@@ -93,11 +94,12 @@ def read_plans(known: argparse.Namespace, settings: Sequence[str]) -> "tuple[dic
         name = file.preset
     if (name is None) == (known.config is None):
         raise ValueError("compare takes a preset or --config FILE: `kairostep presets` lists the presets")
+    base = name or load(known.config, pipes=True)  # once: a pipe has nothing to read a second time
     tasks = file.tasks or {"": ()}
     plans = {
         task: make_plan(
             known.output / task,
-            name or known.config,
+            base,
             file.arms,
             [*file.settings, *own, *settings],
             seeds=seeds_of(known.seeds or file.seeds or DEFAULT_SEEDS),

@@ -12,7 +12,7 @@ from kairostep.bounded_files import Unreadable, read_yaml
 from kairostep.comparison.arms import Arm
 from kairostep.experiments import Config, preset
 from kairostep.experiments.command_line import settle
-from kairostep.experiments.config import UNSET, from_dict, load, to_dict, with_overrides
+from kairostep.experiments.config import UNSET, from_dict, to_dict, with_overrides
 from kairostep.experiments.experiment import check, make_objective, resolve
 from kairostep.files import whole_file
 from kairostep.registry import unknown
@@ -108,7 +108,7 @@ def _stored_settings(config: Config) -> dict[str, Any]:
 
 def make_plan(
     output: Path,
-    name: str | Path,
+    base: str | Config,
     arms: Sequence[Arm],
     settings: Sequence[str],
     *,
@@ -120,7 +120,7 @@ def make_plan(
 
     Args:
         output: The folder of the comparison.
-        name: A preset, or the path of a config.
+        base: The name of a preset, or a config.
         arms: What is compared.
         settings: Shared by all arms.
         seeds: Of each arm.
@@ -134,7 +134,7 @@ def make_plan(
     baseline = arms[0].name if baseline is None else baseline
     if baseline not in [arm.name for arm in arms]:
         raise ValueError(f"the baseline must be one of the arms: {unknown('arm', baseline, [a.name for a in arms])}")
-    configs = {arm.name: config_of(name, arm, settings) for arm in arms}
+    configs = {arm.name: config_of(base, arm, settings) for arm in arms}
     check_shared(configs, baseline)
     if rates and any(_sets(arm, "learning_rate") for arm in arms):
         raise ValueError(
@@ -161,17 +161,17 @@ def _sets(arm: Arm, key: str) -> bool:
     return any(word.partition("=")[0].replace("-", "_") == f"__{key}" for word in arm.settings)
 
 
-def config_of(name: str | Path, arm: Arm, settings: Sequence[str]) -> Config:
+def config_of(base: str | Config, arm: Arm, settings: Sequence[str]) -> Config:
     """Return the config of an arm with all defaults filled in, and with frequent measurements."""
     changes = [*settings, *arm.settings]
     try:
-        base = preset(name) if isinstance(name, str) else load(name, pipes=True)
-        config = with_overrides(replace(base, sample_every=0, keep_checkpoints=1, output=None, seed=0), changes)
+        whole = preset(base) if isinstance(base, str) else base
+        config = with_overrides(replace(whole, sample_every=0, keep_checkpoints=1, output=None, seed=0), changes)
         chosen = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in changes}
         every = -(-config.steps // NUM_MEASUREMENTS)
         often = {key: every for key in ("evaluate_every", "log_every") if key not in chosen}
         config = replace(config, **often)  # type: ignore[arg-type]
-        if isinstance(name, str):
+        if isinstance(base, str):
             config = settle(config, changes)
         config, objective = make_objective(resolve(config))
         check(config, objective.process, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
