@@ -14,13 +14,14 @@ from small_comparisons import command
 from small_runs import Child, assert_same_run, lines_of, num_lines
 
 import kairostep.cli
+from kairostep.comparison import estimate
 from kairostep.comparison.arms import read_arms
 from kairostep.comparison.conduct import every_run, rounds_of
 from kairostep.comparison.outcome import outcome_of
 from kairostep.comparison.plan import make_plan, read_plan
 from kairostep.reports.report import Comparison, make_report
 from kairostep.seed_statistics import ratio_text
-from kairostep.training import Run
+from kairostep.training import Run, Trainer
 from kairostep.training.run_errors import Diverged
 
 ARMS = "uniform,root_loss,logit_normal --weighting=min_snr"
@@ -235,6 +236,22 @@ def test_a_dry_run_trains_nothing_and_says_how_long_it_takes(
     assert "uniform    4 x 1000 steps: about" in told
     assert "of training in all" in told
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_takes_one_step_of_each_arm_where_steps_are_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = list[int]()
+
+    def slow_step(trainer: Trainer, batches: object) -> None:
+        steps.append(trainer.step_number)
+        time.sleep(0.02)
+
+    monkeypatch.setattr(Trainer, "step", slow_step)
+    monkeypatch.setattr(estimate, "TIMED_SECONDS", 0.01)
+    plan = make_plan(tmp_path, "digits", read_arms("uniform,root_loss").arms, (), seeds=(0,), rates=())
+    assert all(each.seconds_per_step > 0.02 for each in estimate.estimate(plan))
+    assert len(steps) == 2
 
 
 def test_a_config_may_come_from_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

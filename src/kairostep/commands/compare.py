@@ -168,6 +168,7 @@ def show_plans(plans: "dict[str, Plan]", jobs: int) -> None:
     """Print what would be trained."""
     from kairostep.comparison.estimate import describe_plan, estimate
 
+    print("timing some steps of each arm that has no runs yet", file=sys.stderr, flush=True)
     for plan in plans.values():
         print(describe_plan(plan, estimate(plan), jobs), flush=True)
 

@@ -1,6 +1,7 @@
 """Estimates how long a comparison takes: from earlier runs, or from a few steps of each arm."""
 
 import itertools
+import statistics
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -12,8 +13,8 @@ from kairostep.experiments import Config
 from kairostep.progress_meter import duration
 from kairostep.training import Run
 
-FIRST_STEPS, TIMED_STEPS = 2, 5  # the first steps are slower and not timed
-TIMED_SECONDS = 10.0  # stop timing steps after this
+FIRST_STEPS, TIMED_STEPS = 2, 5  # the first steps are slower: they count only where there is no time for others
+TIMED_SECONDS = 10.0  # start no step after this
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def time_steps(config: Config) -> float:
         try:
             batches = run.batches.from_step(0)
             seconds = list[float]()
-            while len(seconds) < FIRST_STEPS + TIMED_STEPS and sum(seconds[FIRST_STEPS:]) < TIMED_SECONDS:
+            while len(seconds) < FIRST_STEPS + TIMED_STEPS and sum(seconds) < TIMED_SECONDS:
                 began = time.perf_counter()
                 run.trainer.step(list(itertools.islice(batches, config.accumulate)))
                 run.clock.synchronize()
@@ -69,8 +70,7 @@ def time_steps(config: Config) -> float:
         finally:
             if run.lock is not None:
                 run.lock.release()
-    timed = sorted(seconds[FIRST_STEPS:])
-    return timed[len(timed) // 2]
+    return statistics.median(seconds[FIRST_STEPS:] or seconds[-1:])
 
 
 def describe_plan(plan: Plan, estimates: list[Estimate], jobs: int = 1) -> str:
