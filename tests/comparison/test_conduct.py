@@ -14,14 +14,13 @@ from small_comparisons import command
 from small_runs import Child, assert_same_run, lines_of, num_lines
 
 import kairostep.cli
-from kairostep.comparison import estimate
 from kairostep.comparison.arms import read_arms
 from kairostep.comparison.conduct import every_run, rounds_of
 from kairostep.comparison.outcome import outcome_of
 from kairostep.comparison.plan import make_plan, read_plan
 from kairostep.reports.report import Comparison, make_report
 from kairostep.seed_statistics import ratio_text
-from kairostep.training import Run, Trainer
+from kairostep.training import Run
 from kairostep.training.run_errors import Diverged
 
 ARMS = "uniform,root_loss,logit_normal --weighting=min_snr"
@@ -228,30 +227,27 @@ def test_a_budget_leaves_whole_seeds_and_the_rest_for_another_call(
     assert len(runs_in(tmp_path / "out")) == 4
 
 
-def test_a_dry_run_trains_nothing_and_says_how_long_it_takes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_signal_in_the_last_step_of_a_run_stops_the_comparison_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kairostep.cli.main(command(tmp_path / "out", "--steps=1000", "--learning_rates", "1e-3,2e-3", "--dry-run"))
-    told = capsys.readouterr().out
-    assert "uniform    4 x 1000 steps: about" in told
-    assert "of training in all" in told
-    assert not (tmp_path / "out").exists()
+    line, measure = command(tmp_path, "--seeds", "1", "--steps=4"), Run._measure
 
+    def stop(run: Run, *arguments: object) -> object:
+        if run.finished:
+            signal.raise_signal(signal.SIGTERM)
+        return measure(run, *arguments)  # type: ignore[arg-type]
 
-def test_a_dry_run_takes_one_step_of_each_arm_where_steps_are_slow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps = list[int]()
-
-    def slow_step(trainer: Trainer, batches: object) -> None:
-        steps.append(trainer.step_number)
-        time.sleep(0.02)
-
-    monkeypatch.setattr(Trainer, "step", slow_step)
-    monkeypatch.setattr(estimate, "TIMED_SECONDS", 0.01)
-    plan = make_plan(tmp_path, "digits", read_arms("uniform,root_loss").arms, (), seeds=(0,), rates=())
-    assert all(each.seconds_per_step > 0.02 for each in estimate.estimate(plan))
-    assert len(steps) == 2
+    monkeypatch.setattr(Run, "_measure", stop)
+    with pytest.raises(SystemExit) as left:
+        kairostep.cli.main(line)
+    assert left.value.code == 128 + signal.SIGTERM
+    assert "stopped after uniform/seed-0, learning rate 0.006, which is complete; the same command goes on\n" in (
+        capsys.readouterr().err
+    )
+    assert len(runs_in(tmp_path)) == 1
+    monkeypatch.setattr(Run, "_measure", measure)
+    kairostep.cli.main(line)
+    assert len(runs_in(tmp_path)) == 2
 
 
 def test_a_config_may_come_from_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

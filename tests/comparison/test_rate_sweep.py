@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from commands import contents, refused
 from PIL import Image
 from small_comparisons import SMALL
+from small_runs import lines_of
 
 import kairostep.cli
 from kairostep.commands.find_lr import heading
@@ -17,6 +19,7 @@ from kairostep.comparison.plan import Plan
 from kairostep.comparison.rate_sweep import RateSweep, further_rates, geometric_rates, plan_sweep, train_for_loss
 from kairostep.experiments import preset
 from kairostep.experiments.config import load
+from kairostep.training.monitor import Monitor
 from kairostep.training.run import Run
 from kairostep.training.run_errors import RunError
 
@@ -35,12 +38,14 @@ def test_rates_that_do_not_rise_are_refused(low: float, high: float, factor: flo
         geometric_rates(low, high, factor)
 
 
-def test_the_lowest_loss_is_suggested_with_what_is_as_good_and_whether_to_look_further() -> None:
+def test_the_smallest_rate_that_ends_about_lowest_is_suggested_and_whether_to_look_further() -> None:
     inside = RateSweep({1e-3: 0.3, 2e-3: 0.2, 4e-3: 0.2005, 8e-3: None}, 100)
-    assert inside.best == 2e-3
-    assert inside.verdict() == (
-        "--learning_rate=0.002: the lowest held-out loss after 100 steps, 0.2; 0.002, 0.004 end within 0.5 % of it"
-    )
+    assert inside.best == inside.suggested == 2e-3
+    assert inside.verdict() == "--learning_rate=0.002: the lowest held-out loss after 100 steps, 0.2"
+    alike = RateSweep({1e-3: 0.3, 2e-3: 0.2005, 4e-3: 0.2, 8e-3: 0.25}, 100)
+    assert (alike.best, alike.suggested) == (4e-3, 2e-3)
+    lowest = "the lowest held-out loss after 100 steps, 0.2 at 0.004"
+    assert alike.verdict() == f"--learning_rate=0.002: the smallest rate within 0.5 % of {lowest}"
     assert "largest rate tried: pass a larger --to" in RateSweep({1e-3: 0.3, 2e-3: 0.2}, 100).verdict()
     assert "smallest rate tried: pass a smaller --from" in RateSweep({1e-3: 0.2, 2e-3: 0.3}, 100).verdict()
     with pytest.raises(ValueError, match=r"got none of 0\.001, 0\.002: pass a smaller --from"):
@@ -64,6 +69,8 @@ def test_runs_are_short_without_a_warm_up_and_measure_the_end_alone_unless_told(
     config = plan_sweep(tmp_path, base, SMALL, (1e-3,)).configs["sweep"]
     assert (config.steps, config.warmup_steps, config.evaluate_every) == (500, 0, 500)
     assert (config.fid_every, config.keep_every, config.sample_every) == (0, 0, 0)
+    longest = load(write(tmp_path / "longest.yaml", "{steps: 800000}"))
+    assert plan_sweep(tmp_path, longest, SMALL, (1e-3,)).configs["sweep"].steps == 3000
     told = plan_sweep(tmp_path, base, [*SMALL, "--steps=8", "--warmup_steps=2", "--evaluate_every=4"], (1e-3,))
     config = told.configs["sweep"]
     assert (config.steps, config.warmup_steps, config.evaluate_every) == (8, 2, 4)
@@ -129,6 +136,22 @@ def test_a_run_without_its_last_loss_is_named(tmp_path: Path) -> None:
         train_for_loss(run)
 
 
+def test_a_run_whose_last_held_out_loss_is_not_finite_has_diverged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Monitor, "evaluate", lambda monitor: {"loss": float("nan")})
+    sweep = rate_sweep.sweep_rates(plan(tmp_path))
+    assert sweep.losses == {1e-3: None, 2e-3: None}
+    assert capsys.readouterr().out.count("diverged") == 2
+
+
+def test_checkpoints_along_the_way_measure_nothing(tmp_path: Path) -> None:
+    (run,) = plan(tmp_path, (1e-3,), "--checkpoint_every=2").runs("sweep", 0)
+    assert train_for_loss(run) is not None
+    assert [line["step"] for line in lines_of(run.directory) if "held_out" in line] == [4]
+    assert (run.directory / "checkpoints").is_dir()
+
+
 def test_the_command_trains_each_rate_once_and_draws_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,7 +160,7 @@ def test_the_command_trains_each_rate_once_and_draws_them(
     kairostep.cli.main(command)
     printed = capsys.readouterr().out
     heading, first, second = printed.splitlines()[:3]  # no line of a run's own
-    assert heading == "2 learning rates from 0.001 to 0.002, 4 steps each"
+    assert re.fullmatch("2 learning rates from 0.001 to 0.002, 4 steps each: about .* s", heading)
     assert first.startswith("learning rate 0.001: held-out loss ")
     assert second.startswith("learning rate 0.002: held-out loss ")
     assert "--learning_rate=" in printed
@@ -274,7 +297,8 @@ def test_a_signal_stops_the_sweep_and_the_same_command_goes_on(
         kairostep.cli.main(["find-lr", "digits", *SWEEP])
     monkeypatch.setattr(Run, "_measure", measure)
     assert ended.value.code == 128 + signal.SIGTERM
-    assert capsys.readouterr().err == f"stopped at step {step} of 4, saved; the same command goes on\n"
+    where = {2: "at step 2 of 4, saved", 4: "after sweep/seed-0, learning rate 0.001, which is complete"}[step]
+    assert capsys.readouterr().err == f"stopped {where}; the same command goes on\n"
     kairostep.cli.main(["find-lr", "digits", *SWEEP])
     kairostep.cli.main(["find-lr", "digits", *SWEEP, "--output=whole"])
     interrupted, whole = capsys.readouterr().out.split("\n--learning_rate=")[:2]

@@ -192,10 +192,7 @@ def train_and_show(plans: "dict[str, Plan]", known: argparse.Namespace, targets:
             try:
                 notes = conduct(plan, work, drop=known.drop)
             except RunError as error:
-                fail(f"{error}; the same command goes on", RUN_ERROR)
-            except SystemExit:
-                print("the same command goes on with the comparison", file=sys.stderr, flush=True)
-                raise
+                fail(str(error), RUN_ERROR)
             shown.append((task, plan, outcome_of(plan, targets, notes=notes)))
     for task, plan, outcome in shown:
         show(task, plan, outcome)

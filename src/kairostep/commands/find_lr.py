@@ -3,6 +3,10 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kairostep.comparison.plan import Plan
 
 TEXT = """\
 Trains a short run at each of several rates and says which one ends with the lowest held-out loss, as in
@@ -11,10 +15,10 @@ Trains a short run at each of several rates and says which one ends with the low
   kairostep find-lr images --data.folder=photos --from 1e-4 --to 3e-3 --steps=2000 --picture rates.png
 
 Settings are --key=value, as in `kairostep train`. Unless you set --steps, a run takes a tenth of the steps of the
-preset or the file, and 100 at least. Unless you set --warmup_steps, it has no warm-up. It writes metrics and a
-checkpoint, but no samples. The same command goes on where it was stopped, and may try further rates. Other settings
-are another sweep: they need another --output. Rates that suit a short run may be too large for a long one: try the
-run's own length if time allows.
+preset or the file, but 100 at least and 3000 at most. Unless you set --warmup_steps, it has no warm-up. It writes
+metrics and a checkpoint, but no samples. The same command goes on where it was stopped, and may try further rates.
+Other settings are another sweep: they need another --output. Rates that suit a short run may be too large for a long
+one: try the run's own length if time allows.
 """
 PARSER = {
     "help": "find a learning rate by a short sweep",
@@ -55,7 +59,7 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     plan = plan_sweep(known.output or default_folder(name, known.config), base, settings, rates)
     with alone_in(plan.output):
         check_folder(plan)
-        print(heading(rates, plan.configs[plan.baseline].steps), flush=True)
+        print(f"{heading(rates, plan.configs[plan.baseline].steps)}{time_of(plan)}", flush=True)
         try:
             sweep = sweep_rates(plan, further)
         except RunError as error:
@@ -67,9 +71,7 @@ def check_arguments(known: argparse.Namespace, name: str | None, settings: Seque
     """Raise ValueError for arguments that a sweep cannot take."""
     from kairostep.commands.output import check_output
 
-    if known.picture is not None and known.picture.suffix != ".png":
-        raise ValueError(f"--picture must end in .png, got {known.picture}: pass for instance --picture rates.png")
-    check_output(known.picture)
+    check_output(known.picture, "--picture", [".png"])
     if (name is None) == (known.config is None):
         raise ValueError("find-lr takes a preset or --config FILE: `kairostep presets` lists the presets")
     if "learning_rate" in {setting.lstrip("-").partition("=")[0].replace("-", "_") for setting in settings}:
@@ -86,6 +88,17 @@ def heading(rates: Sequence[float], steps: int) -> str:
     if len(rates) == 1:
         return f"learning rate {rates[0]:g}, {steps} steps"
     return f"{len(rates)} learning rates from {rates[0]:g} to {rates[-1]:g}, {steps} steps each"
+
+
+def time_of(plan: "Plan") -> str:
+    """Return how long the runs that are left take, in words."""
+    from kairostep.comparison.estimate import time_steps
+    from kairostep.comparison.rate_sweep import final_loss
+    from kairostep.progress_meter import duration
+
+    config = plan.configs[plan.baseline]
+    left = [run for run in plan.runs(plan.baseline, config.seed) if final_loss(run) is None and not run.diverged]
+    return f": about {duration(len(left) * config.steps * time_steps(config))}" if left else ""
 
 
 def show(losses: Mapping[float, float | None], verdict: str, picture: Path | None) -> None:

@@ -13,14 +13,15 @@ from kairostep.reports import write_figures
 SUFFIXES = (".html", ".png", ".json")
 
 
-def check_output(path: Path | None) -> None:
+def check_output(path: Path | None, option: str = "--output", suffixes: Sequence[str] = SUFFIXES) -> None:
     """Raise ValueError for a file that could not be written after the analysis."""
     if path is None:
         return
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"--output must end in {', '.join(SUFFIXES)}, got {path}: pass for instance {path.stem}.html")
+    if path.suffix not in suffixes:
+        fix = f"pass for instance {option}={path.stem}{suffixes[0]}"
+        raise ValueError(f"{option} must end in {', '.join(suffixes)}, got {path}: {fix}")
     if not path.parent.is_dir():
-        raise ValueError(f"--output must be in a folder that exists, got {path}: mkdir -p {path.parent}")
+        raise ValueError(f"{option} must be in a folder that exists, got {path}: mkdir -p {path.parent}")
     if path.suffix == ".png":
         require("matplotlib", "a picture", "report")  # before the analysis, which takes minutes
 

@@ -3,6 +3,7 @@
 import gc
 import json
 import math
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -19,6 +20,8 @@ from kairostep.files import whole_file
 from kairostep.progress_meter import duration
 from kairostep.training import Run
 from kairostep.training.run_errors import Diverged, RunError
+
+GO_ON = "the same command goes on"
 
 
 @dataclass
@@ -64,7 +67,8 @@ class Work:
                 for future in done:
                     self._took(future.result())
         except BrokenProcessPool as error:
-            raise RunError("a process that trains ended without a word, as one does that is out of memory") from error
+            ended = "a process that trains ended without a word, as one does that is out of memory"
+            raise RunError(f"{ended}; {GO_ON}") from error
         finally:
             pool.shutdown(cancel_futures=True)
         self.left += waiting
@@ -82,18 +86,25 @@ def train_run(run: PlannedRun, *, measure_only: bool = False) -> float:
 
     Args:
         run: What is trained.
-        measure_only: As of `Run.train`; nothing is printed.
+        measure_only: As of `Run`; nothing is printed.
+
+    Raises:
+        SystemExit: A signal came. In the last step too, so that no other run follows.
     """
     began = time.monotonic()
-    training = Run(run.config)
+    training = Run(run.config, measure_only=measure_only, go_on=GO_ON)
     if not measure_only:
         print(f"\n{run.name}, learning rate {run.rate:g}: {training.description}", flush=True)
     try:
-        training.train(measure_only=measure_only)
+        training.train()
     except Diverged as error:
         mark_diverged(run, training.trainer.step_number, str(error))
         if not measure_only:
             print(f"{run.name} diverged and is left as it is: {error}", flush=True)
+    if training.stopped_by:
+        stopped = f"stopped after {run.name}, learning rate {run.rate:g}, which is complete; {GO_ON}"
+        print(stopped, file=sys.stderr, flush=True)
+        raise SystemExit(training.stopped_by)
     del training
     gc.collect()  # networks and their graphs refer to themselves
     if torch.cuda.is_available():

@@ -8,16 +8,17 @@ from pathlib import Path
 import torch
 
 from kairostep.comparison.arms import Arm
-from kairostep.comparison.conduct import train_run
+from kairostep.comparison.conduct import mark_diverged, train_run
 from kairostep.comparison.plan import Plan, PlannedRun
 from kairostep.comparison.records import read_record
 from kairostep.experiments import Config, build
 from kairostep.experiments.config import differences, load, with_overrides
 from kairostep.experiments.experiment import fill_defaults
 from kairostep.progress_meter import duration
+from kairostep.runs.metrics import parse_line
 
 ARM = "sweep"
-SHARE_OF_RUN, LEAST_STEPS = 10, 100  # a run takes a tenth of the steps of a full one, and at least so many
+SHARE_OF_RUN, LEAST_STEPS, MOST_STEPS = 10, 100, 3000  # a run takes a tenth of the steps of a full one, in these bounds
 NUM_LOG_LINES = 20  # of a run; a loss that is no longer finite is noticed at the next one
 MEASURED = ("steps", "held_out_images")  # losses of other steps or images do not compare
 CLOSE = 0.005  # of the lowest loss: rates that end within it are as good
@@ -42,23 +43,30 @@ class RateSweep:
             )
         return min(known, key=known.__getitem__)
 
+    @property
+    def suggested(self) -> float:
+        """The smallest rate that ends about as low: rates that suit a short run may be too large for a long one."""
+        lowest = self.losses[self.best]
+        assert lowest is not None
+        return min(rate for rate, loss in self.losses.items() if loss is not None and loss <= lowest * (1 + CLOSE))
+
     def verdict(self) -> str:
         """Return the suggestion in a sentence, and what keeps it from being final."""
         lowest = self.losses[self.best]
-        assert lowest is not None
-        choice = f"--learning_rate={self.best:g}: "
+        choice = f"--learning_rate={self.suggested:g}: "
         if len(self.losses) == 1:
             return (
                 f"{choice}the held-out loss after {self.steps} steps is {lowest:.5g}; it is the only rate tried: "
                 "pass --from and --to to try others"
             )
-        alike = [rate for rate, loss in self.losses.items() if loss is not None and loss <= lowest * (1 + CLOSE)]
-        text = f"{choice}the lowest held-out loss after {self.steps} steps, {lowest:.5g}"
-        if len(alike) > 1:
-            text += f"; {', '.join(f'{rate:g}' for rate in alike)} end within {100 * CLOSE:g} % of it"
+        ending = f"the lowest held-out loss after {self.steps} steps, {lowest:.5g}"
+        if self.suggested == self.best:
+            text = choice + ending
+        else:
+            text = f"{choice}the smallest rate within {100 * CLOSE:g} % of {ending} at {self.best:g}"
         if self.best == max(self.losses):
             text += "; it is the largest rate tried: pass a larger --to"
-        elif self.best == min(self.losses):
+        elif self.suggested == min(self.losses):
             text += "; it is the smallest rate tried: pass a smaller --from"
         return text
 
@@ -68,7 +76,7 @@ def geometric_rates(low: float, high: float, factor: float = 2.0) -> tuple[float
     if not (0 < low <= high < 1e3 and factor > 1):
         raise ValueError(
             f"rates must rise from above 0 by a factor above 1, got {low:g} to {high:g} by {factor:g}: "
-            "pass for instance --from 1e-4 --to 1e-2"
+            "pass for instance --from 1e-4 --to 1e-2 --factor 2"
         )
     num = math.floor(math.log(high / low) / math.log(factor) + 1e-9) + 1
     return tuple(float(f"{low * factor**k:.6g}") for k in range(num))
@@ -104,7 +112,7 @@ def plan_sweep(output: Path, base: Config, settings: Sequence[str], rates: Seque
 
 def short_run(base: Config, settings: Sequence[str]) -> Config:
     """Return the config of a run of the sweep, before its rate."""
-    steps = max(LEAST_STEPS, base.steps // SHARE_OF_RUN)
+    steps = min(MOST_STEPS, max(LEAST_STEPS, base.steps // SHARE_OF_RUN))
     short = replace(base, steps=steps, warmup_steps=0, keep_checkpoints=1, sample_every=0, fid_every=0, keep_every=0)
     steps = with_overrides(short, settings).steps
     return with_overrides(replace(short, evaluate_every=steps, log_every=-(-steps // NUM_LOG_LINES)), settings)
@@ -148,16 +156,20 @@ def train_for_loss(run: PlannedRun) -> float | None:
     took = duration(train_run(run, measure_only=True))
     loss = final_loss(run)
     if loss is None and not run.diverged:
-        raise ValueError(
-            f"a run must hold the held-out loss of its last step, got none in {run.directory / 'metrics.jsonl'}: "
-            f"remove {run.directory} to train it again"
-        )
+        metrics, steps = run.directory / "metrics.jsonl", run.config.steps
+        lines = filter(None, map(parse_line, metrics.read_text().splitlines()))
+        if not any(line.get("step") == steps and "held_out" in line for line in lines):
+            raise ValueError(
+                f"a run must hold the held-out loss of its last step, got none in {metrics}: "
+                f"remove {run.directory} to train it again"
+            )
+        mark_diverged(run, steps, f"the held-out loss is no longer finite at step {steps}")
     ended = "diverged" if loss is None else f"held-out loss {loss:.5g}"
     print(f"learning rate {run.rate:g}: {ended}, {took}", flush=True)
     return loss
 
 
 def final_loss(run: PlannedRun) -> float | None:
-    """Return the held-out loss of a run at its last step, None if it did not get there."""
+    """Return the held-out loss of a run at its last step, None if it did not get there or is not finite."""
     record = None if run.diverged else read_record(run)
     return None if record is None else record.values.get("loss", {}).get(run.config.steps)

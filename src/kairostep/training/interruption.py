@@ -68,8 +68,13 @@ class Interruption:
             self.watch.end_agreed()
         return bool(signalled > 0)
 
+    @property
+    def exit_code(self) -> int:
+        """Of a process that its signal ends, or that of another process."""
+        return 128 + (self.signal or signal.SIGTERM)
+
     def leave(self, message: str, *, speak: bool) -> NoReturn:
         """End the process with the exit code of its signal; print the message first if `speak`."""
         if speak:
             print(message, file=sys.stderr, flush=True)
-        raise SystemExit(128 + (self.signal or signal.SIGTERM))
+        raise SystemExit(self.exit_code)

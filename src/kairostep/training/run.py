@@ -38,16 +38,21 @@ class Run:
 
     Args:
         config: The experiment; `config.output` names the directory.
+        measure_only: Write metrics and checkpoints alone, print no progress, and evaluate no more often than asked.
+        go_on: How the user continues a run that was stopped, in words. Default: by `kairostep train`.
 
     Raises:
         ValueError: The config, the data or the directory is wrong. Nothing has been trained then.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, measure_only: bool = False, go_on: str = "") -> None:
         if config.output is None:
             raise ValueError("output must name the run directory, got none: pass --output=runs/NAME")
-        self.began, self.directory, self.measure_only = time.monotonic(), Path(config.output), False
+        self.began, self.directory = time.monotonic(), Path(config.output)
         self.accelerator, self.saved_step = make_accelerator(config), 0
+        command = f"kairostep train --config {shlex.quote(str(self.directory / 'config.yaml'))}"
+        self.go_on = go_on or f"go on with: {launched(command, self.accelerator.num_processes)}"
+        self.measure_only, self.stopped_by = measure_only, 0
         self.watch = watch_processes(config.rank_timeout, self.accelerator.device, self._where)
         with self.watch.guard():
             self._assemble(config)
@@ -94,20 +99,19 @@ class Run:
         num_processes, replays, start = self.accelerator.num_processes, self.step_mode.replays, self.trainer.step_number
         return notes_on(self.asked, self.experiment, start=start, num_processes=num_processes, replays=replays)
 
-    def train(self, *, measure_only: bool = False) -> None:
+    def train(self) -> None:
         """Train to the last step. SIGINT, SIGTERM and SIGHUP save a checkpoint and raise `SystemExit`.
 
-        Args:
-            measure_only: Write metrics and checkpoints alone, print no progress, and leave it to the caller to go on.
+        In the last step they do not, since the run is whole: `stopped_by` then has the exit code, 0 otherwise.
         """
-        self.measure_only, start, trackers = measure_only, self.trainer.step_number, self.config.trackers
+        start, trackers = self.trainer.step_number, self.config.trackers
         try:
             with self.watch.guard():
                 if trackers:
                     self.accelerator.init_trackers("kairostep")
-                self._take_steps(start, shown=not measure_only)
+                self._take_steps(start)
                 complete = (self.directory / "model").exists() and self._grid_path.exists()
-                if not measure_only and (start < self.config.steps or not self.monitor.share.from_first(complete)):
+                if not self.measure_only and (start < self.config.steps or not self.monitor.share.from_first(complete)):
                     self._finish()
                 if trackers:
                     self.accelerator.end_training()
@@ -115,12 +119,12 @@ class Run:
             self._release()
             self.watch.close()
 
-    def _take_steps(self, start: int, *, shown: bool) -> None:
+    def _take_steps(self, start: int) -> None:
         config, on_main = self.config, self.accelerator.is_main_process
         with (
             Interruption(self.accelerator.device, self.watch) as interruption,
             closing(self.batches.from_step(start * config.accumulate)) as batches,
-            TrainingProgress(config, self.clock, start, shown=shown and on_main) as progress,
+            TrainingProgress(config, self.clock, start, shown=on_main and not self.measure_only) as progress,
         ):
             self.clock.start()
             while not self.finished:
@@ -142,20 +146,14 @@ class Run:
                 if self._due(config.checkpoint_every) or self._due(config.keep_every) or stop:
                     self._save(line.get("held_out"))
                 # Leave after a signal
-                if stop and (self.measure_only or not self.finished):  # another such run may follow
+                if stop and not self.finished:
                     stopped = f"stopped at step {self.trainer.step_number} of {config.steps}, saved; {self.go_on}"
                     interruption.leave(stopped, speak=on_main)
+                self.stopped_by = interruption.exit_code if stop else 0
 
     def _release(self) -> None:
         if self.lock is not None:
             self.lock.release()
-
-    @property
-    def go_on(self) -> str:
-        """The command that continues this run, in words."""
-        path = shlex.quote(str(self.directory / "config.yaml"))
-        command = launched(f"kairostep train --config {path}", self.accelerator.num_processes)
-        return "the same command goes on" if self.measure_only else f"go on with: {command}"
 
     def _where(self) -> str:
         """Say what is lost if the run stops now. A thread calls this, so nothing here waits."""
@@ -179,7 +177,8 @@ class Run:
             line |= self._progress()
         if self._due(config.density_every):
             line |= self._distribution()
-        evaluates = any(map(self._due, (config.evaluate_every, config.checkpoint_every, config.keep_every)))
+        every = (config.evaluate_every, *(() if self.measure_only else (config.checkpoint_every, config.keep_every)))
+        evaluates = any(map(self._due, every))
         if evaluates and self.monitor.held_out is not None:
             with self.clock.paused():
                 line["held_out"] = self.monitor.evaluate()
