@@ -132,6 +132,15 @@ def test_the_least_noise_is_not_biased_by_learning_from_the_rows_that_measure_it
     assert truth + 0.2 * float(errors.mean()) < other
 
 
+@pytest.mark.parametrize(("rows_per_bin", "num_parts"), [(4, 4), (16, 16), (64, 16)])
+def test_the_least_noise_weighs_both_estimates_by_the_rows_they_learn_from(rows_per_bin: int, num_parts: int) -> None:
+    """The density misses by 1/R of all R rows on them, and by 1/(R - R/G) on a part of them with the others."""
+    for each in measured_least(drawn(UNEVEN, rows_per_bin, num=3))[0]:
+        same_weight = 1 / (1 + (num_parts - 1) / num_parts)
+        expected = same_weight * each.same_rows + (1 - same_weight) * each.other_rows
+        assert each.ratio.value == pytest.approx(expected, rel=1e-9)
+
+
 def test_errors_of_a_known_density_allow_for_rows_that_bins_share() -> None:
     density = torch.linspace(1, 3, 20, dtype=torch.float64)
     found = [ratio_of(density, squared) for squared in drawn(UNEVEN, 32)]

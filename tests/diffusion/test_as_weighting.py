@@ -70,6 +70,7 @@ def test_root_loss_keeps_the_objective_and_follows_its_weight() -> None:
 
 SHAPE = (4,)  # of one x0
 UNDOES_ITS_DENSITY = {"least_noise", "loss_second_moment", "root_loss"}  # by default
+OWN_WEIGHTS = {"speed"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "beta": {"a": 0.7, "b": 2.0},
     "tabulated": {"mass": (1.0, 3.0)},
@@ -94,14 +95,27 @@ def test_a_sampler_whose_weights_undo_its_density_is_refused(name: str) -> None:
     for sampler in refused:
         with pytest.raises(ValueError, match=r"got \w+\(.*, whose weights undo it: pass a sampler with unbiased=False"):
             ks.as_weighting(sampler, PROCESSES["linear"][0])
-    if name not in UNDOES_ITS_DENSITY:
-        ks.as_weighting(made(name), PROCESSES["linear"][0])
+    if name not in UNDOES_ITS_DENSITY | OWN_WEIGHTS:
+        sampler = made(name)
+        assert (sampler.sample(torch.zeros(8, *SHAPE)).weight == 1).all()  # the density alone is what it trains
+        ks.as_weighting(sampler, PROCESSES["linear"][0])
 
 
 @pytest.mark.parametrize("then", [ks.RootLoss(), ks.LogitNormal(unbiased=True)])
 def test_a_curriculum_with_such_a_sampler_is_refused(then: ks.TimestepSampler) -> None:
     with pytest.raises(ValueError, match="whose weights undo it"):
         ks.as_weighting(ks.Curriculum(ks.LogitNormal(), then, start=1, end=2), ks.FlowProcess())
+
+
+@pytest.mark.parametrize("version", ["paper", "v1"])
+def test_a_sampler_whose_objective_has_weights_too_is_refused(version: str) -> None:
+    process = ks.DiscreteProcess.linear(200)
+    speed = ks.Speed(process, version)
+    for sampler in (speed, ks.Curriculum(speed, ks.Uniform(), start=1, end=2)):
+        with pytest.raises(ValueError, match=r"density alone, got \w+\(.*, whose objective has weights too: pass"):
+            ks.as_weighting(sampler, process)
+    with pytest.raises(ValueError, match="must come of a density alone"):
+        density_weighting(process, of="speed")
 
 
 def test_it_prints_as_the_call_that_makes_it() -> None:
@@ -121,5 +135,5 @@ def test_what_is_no_sampler_process_or_prediction_is_refused() -> None:
 
 @pytest.mark.parametrize(("name", "missing"), [("beta", "a, b"), ("curriculum", "first, then, start, end")])
 def test_a_density_by_name_that_needs_options_is_refused(name: str, missing: str) -> None:
-    with pytest.raises(ValueError, match=f"needs no options, got {name}, which needs {missing}: in Python, ks.as_w"):
+    with pytest.raises(ValueError, match=f"got {name}, which needs {missing}: in Python, pass them to ks.as_w"):
         density_weighting(ks.FlowProcess(), of=name)

@@ -1,6 +1,7 @@
 """Curriculum: one sampler first, another one then, and a growing share of the latter in between."""
 
 import io
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import kairostep as ks
+from kairostep.timesteps.noise import SAVINGS
 
 
 def early(seed: int = 0) -> ks.Tabulated:
@@ -94,6 +96,22 @@ def test_asking_and_observing_do_not_count_as_steps() -> None:
         sampler.diagnostics()
         show(sampler, drawn, torch.ones(8))
     assert share_of_late(sampler, 1) == [0.0]
+
+
+def test_what_draws_save_is_told_of_the_sampler_that_draws_alone() -> None:
+    """Before and between, another density draws than the one that the losses are read for."""
+    root_loss = ks.RootLoss(warmup=2, refresh=2)
+    sampler = ks.Curriculum(ks.LogitNormal(), root_loss, start=10, end=20)
+    seen = []
+    for _ in range(25):
+        drawn = sampler.sample(torch.zeros(32, 1))
+        show(sampler, drawn, 10.0 ** (-4 * drawn.t))
+        seen.append({name: float(value) for name, value in sampler.diagnostics().items()})
+    assert all(math.isnan(seen[step][key]) for step in range(19) for key in SAVINGS)
+    assert seen[-1] == {name: float(value) for name, value in root_loss.diagnostics().items()} | {"share_of_then": 1.0}
+    assert seen[-1]["noise_ratio"] < 0.8
+    back = ks.Curriculum(root_loss, ks.LogitNormal(), start=1, end=2)
+    assert float(back.diagnostics()["noise_ratio"]) == seen[-1]["noise_ratio"]
 
 
 def test_every_row_has_the_time_and_weight_of_one_of_the_two() -> None:

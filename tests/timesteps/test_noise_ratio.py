@@ -196,3 +196,15 @@ def test_an_optimizer_that_factors_its_second_moment_has_the_plain_metric() -> N
     gradients = torch.autograd.grad(model(torch.ones(1, 3)).sum(), trained_parameters(optimizer))
     expected = sum(float(gradient.double().square().sum()) for gradient in gradients)
     assert float(squared_size(gradients, optimizer)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_sampler_that_was_just_loaded_does_not_know_its_batch() -> None:
+    trained, loaded = ks.RootLoss(warmup=0, refresh=1), ks.RootLoss()
+    assert loaded.diagnostics()["equivalent_batch"].isnan()
+    drawn = trained.sample(torch.zeros(64, 1))
+    with trained.observe(torch.zeros(64, 1), drawn, drawn.t):
+        pass
+    loaded.load_state_dict(trained.state_dict())
+    assert loaded.diagnostics()["noise_ratio"] == trained.diagnostics()["noise_ratio"]
+    assert loaded.diagnostics()["equivalent_batch"].isnan()
+    assert trained.diagnostics()["equivalent_batch"] > 64

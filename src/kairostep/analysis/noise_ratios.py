@@ -57,8 +57,8 @@ def least_ratio(squared: Tensor, learned_from: Tensor) -> LeastRatio:
     """Return the noise ratio of the least noisy density, without the optimism of measuring what was fitted.
 
     The density of R rows is about c/R too good on the rows themselves and c/R too bad on others, as an expansion in the
-    error of the moments shows. The mean of the two, weighted by the rows they learn from, has no error of this order
-    in the metric that the density is learned in.
+    error of the moments shows. In the mean of the two, weighted by the rows they learn from, this error cancels if both
+    metrics are the same.
 
     Args:
         squared: Squared size of each row's gradient in each bin, (K, R), in the metric of the ratio.
@@ -67,19 +67,20 @@ def least_ratio(squared: Tensor, learned_from: Tensor) -> LeastRatio:
 
     def estimate(parts: Tensor) -> float:
         weight = len(parts) / (2 * len(parts) - 1)
-        return weight * _same_rows(parts) + (1 - weight) * _other_rows(parts)
+        return weight * _ratio_on_same_rows(parts) + (1 - weight) * _ratio_on_other_rows(parts)
 
     parts = torch.stack([_sums_of_parts(squared), _sums_of_parts(learned_from)], dim=1)  # (G, 2, K)
     error = _jackknife_error(estimate, parts) if squared.shape[1] >= FEWEST_ROWS else math.nan
-    return LeastRatio(NoiseRatio(estimate(parts), error), _same_rows(parts), _other_rows(parts))
+    ratio = NoiseRatio(estimate(parts), error)
+    return LeastRatio(ratio, _ratio_on_same_rows(parts), _ratio_on_other_rows(parts))
 
 
-def _same_rows(parts: Tensor) -> float:
+def _ratio_on_same_rows(parts: Tensor) -> float:
     squared, learned_from = parts.sum(0)
     return float(noise_ratio(least_noise_density(learned_from), squared))
 
 
-def _other_rows(parts: Tensor) -> float:
+def _ratio_on_other_rows(parts: Tensor) -> float:
     squared, learned_from = parts.unbind(1)  # (G, K) each
     others = (1 - torch.eye(len(parts)).to(parts)) @ learned_from  # (G, K)
     others = others.where(others > 0, learned_from.sum(0))  # bins with gradients in one part only: finite noise

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from kairostep.analysis import GradientNoise, NoiseRatio, gradient_noise
-from kairostep.analysis.noise_ratios import FEWEST_ROWS, LeastRatio
+from kairostep.analysis.noise_ratios import FEWEST_ROWS, MAX_PARTS, LeastRatio
 from kairostep.analysis.panels import noise_panels
 from kairostep.analysis.step_noise import METRICS
-from kairostep.analysis.table import INTERVAL, moments_table, noise_table
+from kairostep.analysis.table import moments_table, noise_table
 from kairostep.checks import count
 from kairostep.commands.checkpoint_analyses import NUM_ROWS, Study, optimizer_of
 from kairostep.commands.output import check_output
@@ -23,6 +23,7 @@ from kairostep.progress_meter import ProgressMeter
 from kairostep.registry import samplers
 from kairostep.runs import RunHistory, Trained
 from kairostep.runs.checkpoint import read
+from kairostep.seed_statistics import student_quantile
 from kairostep.timesteps.gradient_size import Metric
 from kairostep.timesteps.histogram import rebin
 from kairostep.timesteps.sampler import TimestepSampler
@@ -116,7 +117,7 @@ def noise_verdict(noise: GradientNoise, batch_size: int, optimizer: str) -> str:
             f"{FEWEST_ROWS}, for instance --rows=16; {share}"
         )
     best = f"{least.value:.3f} ± {least.error:.3f} of uniform's noise"
-    if least.value + INTERVAL * least.error < 1:
+    if least.value + student_quantile(min(MAX_PARTS, num_rows) - 1) * least.error < 1:
         like = f"like a batch of {batch_size * least.equivalent_batch:.0f} instead of {batch_size}"
         return f"in {optimizer}'s metric the best density over t has {best} ({like}); {share}"
     return f"in {optimizer}'s metric no density over t is clearly better than uniform: the best has {best}; {share}"

@@ -6,7 +6,7 @@ prediction it is used on. Nothing is normalised: Adam does not care, gradient cl
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -105,8 +105,8 @@ def as_weighting(sampler: TimestepSampler, process: Process, prediction: Predict
     any draws, such as those of `ks.RootLoss(loss_weight=objective.weight)`.
 
     Args:
-        sampler: Whose density it is, without weights of its own. One whose weights are 1/density is refused: it trains
-            what uniform draws do.
+        sampler: Whose density it is. Its weights must be 1: with 1/density it trains what uniform draws do, and with
+            weights of its own, as `Speed`, its density alone is not its objective.
         process: The process that is trained.
         prediction: On whose squared error the density counts, for a network that predicts another; by default on that
             of whatever is predicted.
@@ -118,17 +118,25 @@ def as_weighting(sampler: TimestepSampler, process: Process, prediction: Predict
         )
     if prediction is not None and not hasattr(prediction, "log_x0_error"):
         raise ValueError(f"prediction must be one such as ks.VELOCITY or ks.EPSILON, got {prediction!r}")
-    if undoes_density(sampler):
+    together = list(with_inner(sampler))
+    if any(each.unbiased for each in together):
         raise ValueError(
             f"a weighting must come of a density that changes the objective, got {sampler!r}, whose weights undo it: "
             "pass a sampler with unbiased=False, such as ks.LogitNormal(), or leave as_weighting out and draw by it"
         )
+    if any(each.own_weights for each in together):
+        raise ValueError(
+            f"a weighting must come of a density alone, got {sampler!r}, whose objective has weights too: pass a "
+            "sampler whose weights are 1, such as ks.LogitNormal(), or leave as_weighting out and draw by it"
+        )
     return DensityWeighting(sampler, process, prediction)
 
 
-def undoes_density(sampler: TimestepSampler) -> bool:
-    """Whether the weights of a sampler, or of one inside it, are 1/density."""
-    return sampler.unbiased or any(map(undoes_density, sampler.inner))
+def with_inner(sampler: TimestepSampler) -> Iterator[TimestepSampler]:
+    """Yield a sampler and all inside it."""
+    yield sampler
+    for each in sampler.inner:
+        yield from with_inner(each)
 
 
 @weightings.register("density")
@@ -145,7 +153,7 @@ def density_weighting(process: Process, of: str = "logit_normal") -> Weighting:
     if missing:
         raise ValueError(
             f"--weighting.of must name a density that needs no options, got {of}, which needs {', '.join(missing)}: "
-            f"in Python, ks.as_weighting(ks.{kind.__name__}(...), process) takes any"
+            f"in Python, pass them to ks.as_weighting(ks.{kind.__name__}(...), process)"
         )
     sampler: TimestepSampler = kind(**({"process": process} if "process" in arguments else {}))
     if sampler.learns:

@@ -12,6 +12,7 @@ from kairostep.registry import samplers
 from kairostep.timesteps.adaptive import Adaptive
 from kairostep.timesteps.context import SamplerContext
 from kairostep.timesteps.draws import Draws
+from kairostep.timesteps.noise import SAVINGS
 from kairostep.timesteps.sampler import LossAt, Timesteps, TimestepSampler, learns_from_step
 
 
@@ -103,11 +104,18 @@ class Curriculum(TimestepSampler):
         return torch.lerp(self.first.density(num_bins), self.then.density(num_bins), self.share())
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Return the diagnostics of both. Probe evaluations are added up; skipped losses are the same for both."""
-        first, then = self.first.diagnostics(), self.then.diagnostics()
+        """Return the diagnostics of both. Probe evaluations are added up; skipped losses are the same for both.
+
+        What draws save (`noise_savings`) is that of the sampler that draws alone, unknown while both draw.
+        """
+        first, then, share = self.first.diagnostics(), self.then.diagnostics(), self.share()
         probes = [own["probe_evaluations"] for own in (first, then) if "probe_evaluations" in own]
         spent = {"probe_evaluations": torch.stack(probes).sum()} if probes else {}
-        return {**first, **then, **spent, "share_of_then": self.share()}
+        unknown = torch.full_like(share, torch.nan)
+        for key in {*SAVINGS} & {*first, *then}:
+            by_then = torch.where(share == 1, then.get(key, unknown), unknown)
+            spent[key] = torch.where(share == 0, first.get(key, unknown), by_then)
+        return {**first, **then, **spent, "share_of_then": share}
 
 
 def make_standalone(key: str, name: str, experiment: SamplerContext) -> TimestepSampler:

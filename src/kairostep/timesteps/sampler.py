@@ -76,8 +76,9 @@ class TimestepSampler(nn.Module):
 
     uses_x0: bool = False  # its draws depend on the content of x0, not on its size alone
     uses_loss_at: bool = False  # it asks for losses beyond those it is shown
-    learns_from_all: bool = False  # it uses_loss_at, and learns from all micro-batches of a step: x0 is then the last
+    learns_from_all: bool = False  # it uses_loss_at, and still learns from all micro-batches; x0 is that of the last
     unbiased: bool = False  # its weights are 1/density, which keeps the objective
+    own_weights: bool = False  # its weights are part of its objective, neither 1 nor 1/density
     how_to_show: str = "write `with sampler.observe(x0, drawn, losses): optimizer.step()`"
     num_bins: int = 1  # in which it keeps losses; one at a step that spans several counts in each of them
     num_unshown: int = 0  # draws since it was last shown a loss

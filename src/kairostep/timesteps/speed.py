@@ -84,6 +84,7 @@ class Speed(TimestepSampler):
         seed: Of the draws.
     """
 
+    own_weights = True
     mass: Tensor
     step_weight: Tensor  # (T,)
 
