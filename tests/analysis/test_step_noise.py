@@ -80,6 +80,17 @@ def test_moments_and_ratios_agree_with_brute_force(measured) -> None:
     assert_close(noise.losses, losses, rtol=1e-4, atol=0)
 
 
+def test_it_warns_where_the_metric_cannot_be_read() -> None:
+    model = Network()
+    optimizer = torch.optim.Adafactor(model.parameters())
+    x0, objective = torch.randn(4, 3), ks.Objective(PROCESS, ks.EPSILON)
+    objective(model, x0, torch.rand(4)).mean().backward()
+    optimizer.step()
+    with pytest.warns(UserWarning, match="what Adafactor divides gradients by cannot be read"):
+        noise = gradient_noise(model, objective, Rows(x0), optimizer, num_bins=2, rows_per_bin=2)
+    assert_close(noise.squared["adam"], noise.squared["plain"], rtol=0, atol=0)
+
+
 def test_root_loss_draws_are_predicted_from_the_losses(measured) -> None:
     *_, noise = measured
     densities = noise.densities({"uniform": torch.ones(NUM_BINS)}, "adam")

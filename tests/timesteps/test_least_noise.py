@@ -7,9 +7,11 @@ import torch
 from problem import Problem, data
 from torch import Tensor
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 import kairostep as ks
-from kairostep.timesteps.least_noise import SWEEP, probe_number
+from kairostep.timesteps.gradient_size import gradients_of
+from kairostep.timesteps.least_noise import SWEEP, probe_number, signed_gradient
 from kairostep.timesteps.sampler import draw
 
 NUM_WEIGHTS = 48  # gradients of different rows are nearly orthogonal, as those of networks are
@@ -156,6 +158,40 @@ def test_losses_without_a_graph_are_refused() -> None:
     sampler = ks.LeastNoise(problem.optimizer)
     with pytest.raises(ValueError, match="differentiable loss_at"):
         sampler.probe(torch.zeros(4, 1), lambda rows, t: t, 1)
+
+
+@pytest.mark.parametrize("layer_before", [True, False])  # without it, torch gives the layer inside no gradient
+@pytest.mark.parametrize("probe", ["least_noise", "its gradient on several ranks", "gradient_variance"])
+def test_a_probe_needs_gradient_checkpointing_without_reentry(probe: str, layer_before: bool) -> None:
+    before = torch.nn.Linear(4, 4) if layer_before else torch.nn.Identity()
+    inside, after = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    model = torch.nn.Sequential(before, inside, after)
+    optimizer, x0 = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(16, 4)
+
+    def run(*, use_reentrant: bool) -> None:
+        def loss_at(rows: Tensor, t: Tensor) -> Tensor:
+            hidden = checkpoint(inside, before(x0[rows].requires_grad_()), use_reentrant=use_reentrant)
+            predicted: Tensor = after(hidden)
+            return predicted.square().mean(1)
+
+        if probe == "least_noise":
+            ks.LeastNoise(optimizer).probe(x0, loss_at, 0)
+        elif probe == "gradient_variance":
+            ks.GradientVariance(model.parameters(), rows_per_gradient=4).measure(0, x0, loss_at)
+        else:
+            signed_gradient(loss_at, optimizer, torch.arange(4), torch.rand(4), torch.ones(4))
+
+    run(use_reentrant=False)
+    with pytest.raises(ValueError, match=r"needs gradient checkpointing with use_reentrant=False, got True: pass"):
+        run(use_reentrant=True)
+
+
+def test_other_errors_of_autograd_are_shown_as_they_are() -> None:
+    parameter, unused = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
+    loss = parameter.square().sum()
+    assert_close(gradients_of(loss, [parameter, unused]), (torch.full((2,), 2.0), torch.zeros(3)))
+    with pytest.raises(RuntimeError, match="second time"):
+        gradients_of(loss, [parameter])
 
 
 def test_root_loss_tells_what_it_saves() -> None:

@@ -33,6 +33,8 @@ SMALL = replace(
 )
 ADAPTIVE = Component("adaptive", {"every": 4})
 ROOT_LOSS = Component("root_loss", {"warmup": 4, "refresh": 2})
+LEAST_NOISE = Component("least_noise", {"warmup": 2, "refresh": 2})  # probes in steps 8 to 17
+LEARNING = [ADAPTIVE, ROOT_LOSS, LEAST_NOISE]
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +46,7 @@ def _as_before() -> Iterator[None]:
     AcceleratorState._reset_state(reset_partial_state=True)  # the next test may want another precision
 
 
-@pytest.mark.parametrize("sampler", [Component("uniform"), ADAPTIVE, ROOT_LOSS], ids=lambda sampler: sampler.name)
+@pytest.mark.parametrize("sampler", [Component("uniform"), *LEARNING], ids=lambda sampler: sampler.name)
 @pytest.mark.parametrize(("precision", "speed"), [("no", "plain"), ("bf16", "plain"), ("bf16", "graph")])
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_a_step_never_waits_for_the_device(sampler: Component, precision: str, speed: str) -> None:
@@ -52,14 +54,14 @@ def test_a_step_never_waits_for_the_device(sampler: Component, precision: str, s
     pairs = sampler is not ADAPTIVE  # whose policy looks at x0
     parts = build(replace(SMALL, sampler=sampler, speed=speed, pairs=pairs, stable_target=64), accelerator.device)
     trainer, batches = make_trainer(parts, accelerator), make_batches(parts, accelerator).from_step()
-    for _ in range(5):
-        trainer.step([next(batches)])  # fills caches
+    for _ in range(12):
+        trainer.step([next(batches)])  # fills caches and records
     torch.cuda.set_sync_debug_mode("error")
     for _ in range(8):
         trainer.step([next(batches)])
 
 
-@pytest.mark.parametrize("sampler", [ADAPTIVE, ROOT_LOSS], ids=lambda sampler: sampler.name)
+@pytest.mark.parametrize("sampler", LEARNING, ids=lambda sampler: sampler.name)
 @pytest.mark.parametrize(
     ("precision", "speed"), [("fp32", "plain"), ("bf16", "graph"), ("fp16", "graph"), ("bf16", "compile")]
 )
@@ -77,7 +79,7 @@ def test_a_stopped_run_goes_on_bitwise(tmp_path: Path, sampler: Component, preci
     assert_close(parts.trainer.ema.averaged, whole.trainer.ema.averaged, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("sampler", [Component("uniform"), ADAPTIVE, ROOT_LOSS], ids=lambda sampler: sampler.name)
+@pytest.mark.parametrize("sampler", [Component("uniform"), *LEARNING], ids=lambda sampler: sampler.name)
 @pytest.mark.parametrize("options", [{}, {"pairs": True, "stable_target": 64}, {"label_dropout": 0.1, "accumulate": 2}])
 def test_a_replayed_graph_does_what_eager_steps_do(sampler: Component, options: dict[str, Any]) -> None:
     accelerator = Accelerator(mixed_precision="no")
@@ -93,7 +95,8 @@ def test_a_replayed_graph_does_what_eager_steps_do(sampler: Component, options: 
         if speed == "graph":
             assert trainer.replayed_backward.recordings
             assert trainer.replayed_update.replayed.recordings
-            assert bool(trainer.replayed_losses.recordings) == trainer.sampler.uses_loss_at
+            probes = [trainer.replayed_losses.recordings, trainer.replayed_size.recordings]
+            assert any(probes) == trainer.sampler.uses_loss_at
         states.append((step.losses, step.drawn.t, [p.detach().clone() for p in trainer.network.parameters()]))
     assert_close(states[1], states[0], rtol=1e-3, atol=1e-5)
 

@@ -11,6 +11,7 @@ from kairostep.analysis.rows import Rows
 from kairostep.checks import count
 from kairostep.diffusion import Objective, constant, vlb
 from kairostep.evaluation.estimate import Estimate, mean_and_error
+from kairostep.timesteps.gradient_size import gradients_of
 from kairostep.timesteps.probes import eval_mode
 
 EARLY, LATE = 0.2, 0.8  # the paper's early range is [0, 200] of 1000 (its Figure 4); the late range is as wide
@@ -145,7 +146,7 @@ def _measure(
             times = torch.full((len(draw.x0),), t, device=draw.x0.device)
             losses = objective(model, draw.x0, times, noise=draw.noise, **draw.cond)
             all_losses.append(losses.detach().double())
-            gradients.append(torch.autograd.grad(losses.mean(), parameters, materialize_grads=True))
+            gradients.append(gradients_of(losses.mean(), parameters))
         pairs = list(zip(*gradients, strict=True))
         variances.append(len(one.x0) / 2 * sum((g - h).square().sum(dtype=torch.float64) for g, h in pairs))
         signals.append(sum((g * h).sum(dtype=torch.float64) for g, h in pairs))

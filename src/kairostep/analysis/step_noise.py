@@ -12,7 +12,7 @@ from kairostep.analysis.rows import Rows
 from kairostep.checks import count
 from kairostep.diffusion import Objective
 from kairostep.diffusion.conditions import class_condition
-from kairostep.timesteps.gradient_size import Metric, squared_size, trained_parameters
+from kairostep.timesteps.gradient_size import Metric, gradients_of, squared_size, trained_parameters, warn_of_plain_norm
 from kairostep.timesteps.histogram import with_floor
 from kairostep.timesteps.noise import least_noise_density, noise_ratio
 from kairostep.timesteps.probes import eval_mode
@@ -87,7 +87,8 @@ def gradient_noise(
         model: The network that the optimizer trains.
         objective: The loss as it is trained, including its weighting.
         rows: Drawn from with replacement; all bins share rows and noise.
-        optimizer: With the state of the run. The metrics "half" and "adam" use Adam's running second moments.
+        optimizer: With the state of the run. The metrics "half" and "adam" use what it divides gradients by; where that
+            cannot be read, a warning says that they are "plain".
         num_bins: Equal bins of t. Times are spread evenly over a bin.
         rows_per_bin: Single-row gradients of each bin.
         seed: Of rows, times and noise.
@@ -95,6 +96,7 @@ def gradient_noise(
     """
     count("num_bins", num_bins, at_most=10**6, example=20)
     count("rows_per_bin", rows_per_bin, at_least=2)
+    warn_of_plain_norm(optimizer)
     generator = torch.Generator().manual_seed(seed)
     index = torch.randint(len(rows.x0), (rows_per_bin,), generator=generator).to(rows.x0.device)
     noise = torch.randn((rows_per_bin, *rows.x0.shape[1:]), generator=generator).to(rows.x0)
@@ -143,7 +145,7 @@ class _RowGradients:
     def _measure(self, x0: Tensor, t: Tensor, noise: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the loss of a row, (1,), and its gradient's squared size in each metric, (3,). Add it to the total."""
         loss = self.objective(self.model, x0, t, noise=noise, **class_condition(labels))
-        gradients = torch.autograd.grad(loss.sum(), self.parameters, materialize_grads=True)
+        gradients = gradients_of(loss.sum(), self.parameters)
         torch._foreach_add_(self.total, list(gradients))
         return loss.detach(), torch.stack([squared_size(gradients, self.optimizer, metric) for metric in METRICS])
 

@@ -1,17 +1,66 @@
 """The size of a gradient as the optimizer sees it."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+import warnings
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from kairostep.timesteps.divisors import can_be_read, divisors
+
 Metric = Literal["plain", "half", "adam"]
+REENTRANT = (
+    "a probe of gradients needs gradient checkpointing with use_reentrant=False, got True: pass use_reentrant=False to "
+    "torch.utils.checkpoint.checkpoint, or in transformers call "
+    "model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={'use_reentrant': False})"
+)
 
 
 def trained_parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Return the parameters that an optimizer trains, in its order."""
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the gradient of a loss () by each parameter, 0 for one without a part in it.
+
+    Reentrant gradient checkpointing hides its parameters from torch: that raises in place of gradients of 0.
+    """
+    try:
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+        raise ValueError(REENTRANT) from error
+    if any(gradient is None for gradient in found) and _has_reentrant_checkpoint(loss):
+        raise ValueError(REENTRANT)
+    return tuple(torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True))
+
+
+def _has_reentrant_checkpoint(loss: Tensor) -> bool:
+    waiting, seen = [loss.grad_fn], set[torch.autograd.graph.Node]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if "CheckpointFunction" in node.name():
+            return True
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+    return False
+
+
+def warn_of_plain_norm(optimizer: torch.optim.Optimizer) -> None:
+    """Warn if an optimizer divides gradients by what cannot be read, so that its metric is the plain norm."""
+    if not can_be_read(optimizer):
+        name = type(getattr(optimizer, "optimizer", optimizer)).__name__  # accelerate and Lightning wrap it
+        warnings.warn(
+            f"what {name} divides gradients by cannot be read from its state, so they are measured by the plain norm: "
+            f"the density that is least noisy in it may not be so for {name}'s steps; AdamW is read, and RootLoss "
+            "needs no optimizer",
+            stacklevel=3,
+        )
 
 
 @torch.no_grad()
@@ -22,23 +71,23 @@ def scale_gradients(
 
     Args:
         gradients: One per parameter, in the order of `trained_parameters`.
-        optimizer: Adam and its kin divide gradients by the root of their running second moment, v: that makes the
-            metric. A parameter without v, as all of SGD's or that of a layer not used so far, has scale 1. So have all
-            of an optimizer that factors v, such as Adafactor.
+        optimizer: What it divides gradients by makes the metric: Adam by the root of its running second moment, v.
+            A parameter that it divides by nothing, as all of SGD's or that of a layer not used so far, has scale 1. So
+            have all if any cannot be read, as with Adafactor, which factors v.
         metric: "adam" weights squares by 1/v, the size of the step; "half" by 1/sqrt(v), the metric in which Adam
-            descends; "plain" not at all.
+            descends; "plain" not at all. With other optimizers, the square of the divisor takes the place of v.
     """
     remaining, scaled = [g.detach().float() for g in gradients], []
+    divided = metric != "plain" and can_be_read(optimizer)
     for group in optimizer.param_groups:
         parameters = [p for p in group["params"] if p.requires_grad]
         own, remaining = remaining[: len(parameters)], remaining[len(parameters) :]
-        states = [optimizer.state.get(p, {}) for p in parameters]
-        known = [k for k, state in enumerate(states) if "exp_avg_sq" in state]
-        if known and metric != "plain" and not _factors(states, group):
-            divisors = _divisors([states[k] for k in known], group)
-            divisors = list(torch._foreach_sqrt(divisors)) if metric == "half" else divisors
-            for k, quotient in zip(known, torch._foreach_div([own[k] for k in known], divisors), strict=True):
-                own[k] = quotient
+        found = divisors([optimizer.state.get(p, {}) for p in parameters], group) if divided else {}
+        if found:
+            by = list(found.values())
+            by = list(torch._foreach_sqrt(by)) if metric == "half" else by
+            for place, quotient in zip(found, torch._foreach_div([own[k] for k in found], by), strict=True):
+                own[place] = quotient
         scaled += own
     return scaled
 
@@ -62,42 +111,5 @@ def signed_size(losses: Tensor, signs: Tensor, optimizer: torch.optim.Optimizer)
 
     With random signs it is the sum of the rows' own squared sizes, since products between rows cancel on average.
     """
-    gradients = torch.autograd.grad((signs * losses).sum(), trained_parameters(optimizer), materialize_grads=True)
+    gradients = gradients_of((signs * losses).sum(), trained_parameters(optimizer))
     return squared_size(gradients, optimizer)
-
-
-def _factors(states: Sequence[Mapping[str, Any]], group: Mapping[str, Any]) -> bool:
-    """Whether an optimizer keeps the second moment of matrices by rows and columns, or divides otherwise than Adam."""
-    return any("exp_avg_sq_row" in state for state in states) or isinstance(group.get("eps"), tuple | list)
-
-
-def _divisors(states: Sequence[Mapping[str, Any]], group: Mapping[str, Any]) -> list[Tensor]:
-    """Return sqrt(v) + eps of each parameter, v corrected for its start at 0, as Adam divides by."""
-    key = "max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"
-    roots = list(torch._foreach_sqrt([state[key].float() for state in states]))
-    betas = group.get("betas")
-    for step, own in _by_step(roots, states, group):
-        if betas is not None:
-            torch._foreach_div_(own, (1 - betas[1] ** step).sqrt())
-    torch._foreach_add_(roots, group.get("eps", 1e-8))
-    return roots
-
-
-def _by_step(
-    roots: Sequence[Tensor], states: Sequence[Mapping[str, Any]], group: Mapping[str, Any]
-) -> list[tuple[Tensor, list[Tensor]]]:
-    """Return the steps taken, (), and the parameters that took as many. None if the optimizer does not count.
-
-    Counts on a GPU are not waited for: those of a group are taken to be that of its first parameter.
-    """
-    found: dict[float | None, tuple[Tensor, list[Tensor]]] = {}
-    for root, state in zip(roots, states, strict=True):
-        step = state.get("step", group.get("step"))
-        if step is None:
-            continue
-        on_device = isinstance(step, Tensor) and step.device.type != "cpu"
-        known = None if on_device else float(step)
-        if known not in found:
-            found[known] = (step.float() if known is None else root.new_full((), known)), []
-        found[known][1].append(root)
-    return list(found.values())

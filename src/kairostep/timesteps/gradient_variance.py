@@ -13,6 +13,7 @@ from kairostep.registry import samplers
 from kairostep.timesteps.context import SamplerContext
 from kairostep.timesteps.draw_table import TableSampler, add_table
 from kairostep.timesteps.fixed import UNBIASED_FLOOR
+from kairostep.timesteps.gradient_size import gradients_of
 from kairostep.timesteps.histogram import with_floor
 from kairostep.timesteps.probes import Borrowed, check_losses, probe_randomness
 from kairostep.timesteps.sampler import LARGEST, LossAt, Timesteps, learns_from_step
@@ -164,5 +165,5 @@ def group_gradient(loss_at: LossAt, rows: Tensor, t: Tensor, parameters: list[nn
     losses = check_losses(loss_at(rows, t), rows)
     if not losses.requires_grad:
         raise ValueError("GradientVariance needs a differentiable loss_at: take it out of torch.no_grad()")
-    gradients = torch.autograd.grad(losses.mean(), parameters, materialize_grads=True)
+    gradients = gradients_of(losses.mean(), parameters)
     return torch.cat([g.detach().flatten().float() for g in gradients])

@@ -15,7 +15,13 @@ from kairostep.registry import samplers
 from kairostep.timesteps.bin_means import BinMeans
 from kairostep.timesteps.context import SamplerContext
 from kairostep.timesteps.draw_table import TableSampler
-from kairostep.timesteps.gradient_size import scaled_gradient, signed_size, trained_parameters
+from kairostep.timesteps.gradient_size import (
+    gradients_of,
+    scaled_gradient,
+    signed_size,
+    trained_parameters,
+    warn_of_plain_norm,
+)
 from kairostep.timesteps.histogram import with_floor
 from kairostep.timesteps.noise import noise_savings
 from kairostep.timesteps.probes import Borrowed, check_losses, probe_randomness
@@ -50,8 +56,9 @@ class LeastNoise(TableSampler):
             optimizer.step()
 
     Args:
-        optimizer: Its parameters are probed, and its state gives the metric: Adam, AdamW and their kin by their running
-            second moment, others by the plain norm. The built-in trainer names it for you.
+        optimizer: Its parameters are probed, and what it divides gradients by makes the metric. The state of Adam and
+            its kin, RMSprop, Adagrad, Adadelta and Adamax is read. All others count by the plain norm; a warning says
+            so unless they keep momentum alone, as SGD. The built-in trainer names it for you.
         num_bins: Equal bins of t.
         decay: Of the running mean square of the losses, per loss in a bin.
         floor: Share of uniform draws.
@@ -110,6 +117,7 @@ class LeastNoise(TableSampler):
                 "the model, ks.LeastNoise(optimizer)"
             )
         self.optimizer = Borrowed(optimizer)
+        self.checked_metric = False  # until the first probe, when the optimizer has a state
 
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
@@ -132,6 +140,9 @@ class LeastNoise(TableSampler):
         rank holds these rows, or several may: then the size is 0, and their gradient follows, (3 + P,).
         """
         optimizer = self._named_optimizer()
+        if not self.checked_metric:
+            self.checked_metric = True
+            warn_of_plain_norm(optimizer)
         rows = self.probed_rows(len(x0), number)
         index = torch.arange(rows.start, rows.start + len(rows), device=x0.device)
         key = key_tensor(self.steps.seed, PROBED_ROWS, number, device=x0.device)
@@ -255,7 +266,7 @@ def signed_gradient(
     gradients: Sequence[Tensor] = [torch.zeros_like(p) for p in parameters]
     if len(rows):
         losses = differentiable(loss_at, rows, t)
-        gradients = torch.autograd.grad((signs.to(losses) * losses).sum(), parameters, materialize_grads=True)
+        gradients = gradients_of((signs.to(losses) * losses).sum(), parameters)
     return losses.detach(), scaled_gradient(gradients, optimizer)
 
 
