@@ -10,7 +10,7 @@ from kairostep.data import InMemory
 from kairostep.experiments import Config, Experiment
 
 
-def load_noise(config: Config, device: torch.device) -> tuple[InMemory, None]:
+def load_noise(config: Config, *_: object) -> tuple[InMemory, None]:
     """Return random images in the shape of the preset's data: speed does not depend on what they show."""
     shape = (1, 8, 8) if config.data.name == "digits" else (3, 32, 32)
     pixels = torch.randint(256, (10_000, *shape), dtype=torch.uint8)

@@ -1,53 +1,58 @@
-"""Seconds of training until a model is as good as diffusers' example makes it: `kairostep train` as it comes.
+"""Seconds until `kairostep train` is as good as diffusers' example makes the same network: whole systems, side by side.
 
-    python benchmarks/speed/time_to_quality.py --data.path=cifar10.npz --inception inception.pt --output FILE
+    python benchmarks/speed/time_to_quality.py --data.path=cifar10.npz --inception=inception.pt --output FILE
+    python benchmarks/speed/time_to_quality.py ... --loops=1e-4  # one loop, if time is short; the others later
 
-On one GPU, one after the other: the loop of diffusers' example of unconditional training (that of train_speed.py on
-real images) with its own learning rate, then with each of `--rates`, and `kairostep train` with the preset's recipe.
-All train the same network from the same weights on batches of the same size, and are judged by their averaged weights:
-the held-out error of the noise, with the same images, times and noise for all, and FID of images from the same noise.
-The targets are what the example's loop has at its end. Between our checkpoints values are linear in the logarithm.
+Each loop has its own recipe: diffusers' example of unconditional training (`diffusers_loop` of train_speed.py) at
+learning rates, of which 1e-4 is its own, and `kairostep`, which is `kairostep train` with the preset. The best rate is
+the one with the lowest held-out error at the end, among those in FILE. You may choose it on one seed and give it alone
+for another. The example is treated generously: batch size, bf16 and mirrored images are the preset's, and its weights
+are averaged. By default it trains without all these, on 16 images a step. Its rate decays to 0 in exactly these steps.
 
-Seconds are of training, from the first step on, with recording and compiling, without loading the GPU's libraries and
-without measuring.
+A call trains the loops that FILE lacks, and writes FILE after each checkpoint. Verdicts are of all loops in FILE. Seeds
+and other settings have a FILE each. A loop that was cut short starts again.
+
+All loops start from the same weights, see as many images, and are judged by their averaged weights: the held-out error
+of the noise, with the same images, times and noise for all, and FID of images from the same noise. The target is what
+the example has at its end. Between our checkpoints values are linear in the logarithm.
+
+Seconds are of training, from the first step on. Ours are those that the run itself counts: with recording graphs or
+compiling, lines of metrics and progress, and all else that it does between steps. Left out for both: loading data and
+the GPU's libraries (two steps of the example come first, for either), measuring, samples and checkpoints.
 """
 
 import argparse
 import copy
 import json
+import math
 import platform
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import nn
-from train_speed import Steps, diffusers_loop, our_steps_of
+from train_speed import diffusers_loop
 
-from kairostep.evaluation.features import INCEPTION_SHA256
 from kairostep.experiments import Component, Config, Experiment, build, preset
 from kairostep.experiments.command_line import settle
-from kairostep.experiments.config import with_overrides
+from kairostep.experiments.config import to_dict, with_overrides
+from kairostep.files import whole_file
+from kairostep.runs.directory import provenance
 from kairostep.seed_statistics import cost_to_reach
-from kairostep.training.assembly import make_accelerator, make_trainer
+from kairostep.training import Run
+from kairostep.training.assembly import make_accelerator, step_mode_of
 from kairostep.training.image_quality import ImageQuality
 from kairostep.training.monitor import Monitor
 from kairostep.training.stopwatch import Stopwatch
 
 BATCH = 512  # of images that are generated
 EXAMPLE_RATE = 1e-4  # the example's own
+LOOPS = "1e-4,4e-4,8e-4,16e-4,32e-4,kairostep"
 OURS = "kairostep"
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A loop: its steps, a network with its averaged weights, and when to measure."""
-
-    name: str
-    steps: Steps
-    averaged: Callable[[], nn.Module]
-    checkpoints: Sequence[int]
+PLACES = ("output", "cache", "inception")  # settings that may differ in one file
 
 
 @dataclass(frozen=True)
@@ -57,101 +62,179 @@ class Checkpoint:
     step: int
     seconds: float
     epsilon_mse: float
-    fid: float
+    fid: float | None
 
 
-def diffusers_contender(config: Config, accelerator: Accelerator, rate: float, num_steps: int) -> Contender:
-    """Return the loop of diffusers' example at a learning rate."""
+FidOf = Callable[[Experiment, nn.Module], float | None]
+Report = Callable[[Checkpoint], None]
+
+
+def train_example(config: Config, rate: float, fid_of: FidOf, report: Report) -> None:
+    """Train the loop of diffusers' example at a learning rate, and report what it has at its end."""
+    accelerator = make_accelerator(config)
     parts = build(replace(config, sampler=Component("uniform")), accelerator.device)
-    network = copy.deepcopy(parts.model).to(accelerator.device).eval().requires_grad_(False)
-    steps, average = diffusers_loop(parts, accelerator, learning_rate=rate, num_steps=num_steps)
-
-    def averaged() -> nn.Module:
-        average.copy_to(network.parameters())
-        return network
-
-    return Contender(f"diffusers, {rate:g}", steps, averaged, [num_steps])
-
-
-def our_contender(config: Config, accelerator: Accelerator, checkpoints: Sequence[int]) -> Contender:
-    """Return the trainer as `kairostep train` has it."""
-    parts = build(config, accelerator.device)
-    trainer = make_trainer(parts, accelerator)
-    return Contender(OURS, our_steps_of(trainer, parts, accelerator), lambda: trainer.ema.model, checkpoints)
-
-
-def follow(
-    contender: Contender, parts: Experiment, accelerator: Accelerator, quality: ImageQuality
-) -> Iterator[Checkpoint]:
-    """Train, and yield what each checkpoint is worth."""
-    clock, done = Stopwatch(accelerator.device), 0
+    model = copy.deepcopy(parts.model).to(accelerator.device).eval().requires_grad_(False)
+    steps, average = diffusers_loop(parts, accelerator, learning_rate=rate, num_steps=config.steps)
+    clock = Stopwatch(accelerator.device)
     clock.synchronize()
     clock.start()
-    for until in contender.checkpoints:
-        contender.steps(until - done)
-        done = until
-        with clock.paused():
-            model = contender.averaged()
-            error = Monitor(parts, model, accelerator).evaluate()["loss"]
-            point = Checkpoint(done, clock.seconds(), error, quality.measure(parts, model)["fid"])
-            print(line_of(contender.name, point), flush=True)
-            yield point
+    steps(config.steps)
+    seconds = clock.seconds()
+    average.copy_to(model.parameters())
+    error = Monitor(parts, model, accelerator).evaluate()["loss"]
+    report(Checkpoint(config.steps, seconds, error, fid_of(parts, model) if math.isfinite(error) else None))
+
+
+def train_ours(config: Config, fid_of: FidOf, report: Report) -> None:
+    """Do what `kairostep train` does, and report whenever it measures its held-out error."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(replace(config, output=folder))
+        print(run.description, flush=True)
+
+        def follow(line: Mapping[str, float], step: int) -> None:
+            if "held_out/loss" in line:
+                seconds = run.clock.seconds()
+                with run.clock.paused():
+                    fid = fid_of(run.experiment, run.trainer.ema.model)
+                    report(Checkpoint(step, seconds, line["held_out/loss"], fid))
+
+        run.recorder.track = follow  # is called with each line of metrics
+        run.train()
+
+
+class Results:
+    """The file of a comparison: its settings, and of each loop the checkpoints and where it was trained."""
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path, self.settings, self.loops = path, json.loads(json.dumps(settings)), dict[str, Any]()
+        if path.exists():
+            content = json.loads(path.read_text())
+            other = [key for key, value in self.settings.items() if content["settings"].get(key) != value]
+            if other:
+                raise ValueError(f"{path} has other settings ({', '.join(other)}): pass another --output")
+            self.loops = content["loops"]
+
+    def start(self, name: str, where: Mapping[str, Any]) -> Report:
+        """Return what adds a checkpoint to a loop that starts here."""
+        points: list[dict[str, Any]] = []
+
+        def report(point: Checkpoint) -> None:
+            points.append(vars(point))
+            self.loops[name] = {"where": where, "checkpoints": points}
+            with whole_file(self.path) as temporary:
+                temporary.write_text(json.dumps({"settings": self.settings, "loops": self.loops}, indent=1) + "\n")
+            print(line_of(name, point), flush=True)
+
+        return report
+
+    def complete(self) -> dict[str, list[Checkpoint]]:
+        """Return the loops that were trained to their end."""
+        curves = {name: [Checkpoint(**point) for point in loop["checkpoints"]] for name, loop in self.loops.items()}
+        return {name: curve for name, curve in curves.items() if curve[-1].step == self.settings["steps"]}
+
+    def machines(self) -> set[str]:
+        """Return the machines on which the loops were trained."""
+        return {loop["where"]["machine"] for loop in self.loops.values()}
 
 
 def line_of(name: str, point: Checkpoint) -> str:
     """Return a checkpoint as a line of the table."""
-    return f"{name:18} {point.step:6} {point.seconds:8.1f} {point.epsilon_mse:8.5f} {point.fid:7.1f}"
+    fid = "-" if point.fid is None else f"{point.fid:.1f}"
+    return f"{name:18} {point.step:6} {point.seconds:8.1f} {point.epsilon_mse:8.5f} {fid:>7}"
 
 
-def verdicts(curves: dict[str, list[Checkpoint]]) -> str:
-    """Return the seconds of ours to what each other loop had at its end."""
-    ours, lines = curves[OURS], []
-    for name, curve in curves.items():
-        for measure in ("epsilon_mse", "fid") if name != OURS else ():
-            seconds, target = curve[-1].seconds, getattr(curve[-1], measure)
-            taken = cost_to_reach([p.seconds for p in ours], [getattr(p, measure) for p in ours], target)
-            found = "not reached" if taken is None else f"{taken:.1f} s, {seconds / taken:.2f} times as fast"
-            lines.append(f"\n{measure} of {target:.5g}: {name} {seconds:.1f} s, {OURS} {found}")
-    return "".join(lines)
+def verdicts(curves: Mapping[str, Sequence[Checkpoint]]) -> list[str]:
+    """Return the seconds of ours to what the example has at its end, at each of its rates."""
+    ends = {name: curve[-1] for name, curve in curves.items() if name != OURS}
+    ends = {name: end for name, end in ends.items() if math.isfinite(end.epsilon_mse)}  # a high rate may diverge
+    if OURS not in curves or not ends:
+        return []
+    remarks = {name_of(EXAMPLE_RATE): ", its own rate"}
+    best = min(ends, key=lambda name: ends[name].epsilon_mse)
+    remarks[best] = remarks.get(best, "") + ", its best rate"
+    return [
+        f"{measure} of {name}{remarks.get(name, '')}: {verdict(curves[OURS], end, measure)}"
+        for name, end in ends.items()
+        for measure in ("epsilon_mse", "fid")
+        if getattr(end, measure) is not None
+    ]
 
 
-def numbers(kind: type[int] | type[float]) -> Callable[[str], list[float]]:
-    """Return a reader of numbers between commas."""
-    return lambda text: [kind(word) for word in text.split(",") if word]
+def verdict(ours: Sequence[Checkpoint], end: Checkpoint, measure: str) -> str:
+    """Return the seconds of ours to a measure of the example's end."""
+    target = getattr(end, measure)
+    taken = cost_to_reach([point.seconds for point in ours], [getattr(point, measure) for point in ours], target)
+    found = "does not reach it" if taken is None else f"{taken:.1f} s, {end.seconds / taken:.2f} times as fast"
+    return f"{target:.5g} after {end.seconds:.1f} s, {OURS} {found}"
+
+
+def name_of(rate: float) -> str:
+    """Return the name of the example's loop at a rate."""
+    return f"diffusers, {rate:g}"
+
+
+def read_loops(text: str) -> dict[str, float | None]:
+    """Return the loops by name, each with its rate; None for ours."""
+    rates = [None if word == OURS else float(word) for word in text.split(",")]
+    return {OURS if rate is None else name_of(rate): rate for rate in rates}
+
+
+def where_of(device: torch.device, commit: str | None) -> dict[str, Any]:
+    """Return versions, device, machine and commit."""
+    found, on_gpu = provenance(device, 1), device.type == "cuda"
+    machine = str(torch.cuda.get_device_properties(device).uuid) if on_gpu else platform.node()
+    return {**found, "machine": machine, "commit": commit or found["commit"]}
+
+
+def read_arguments() -> tuple[argparse.Namespace, Config]:
+    """Return the arguments and the config of all loops."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--preset", default="cifar10-small")
+    parser.add_argument("--loops", type=read_loops, default=LOOPS, help=f"rates of the example, and {OURS}: {LOOPS}")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file; loops are added to those it has")
+    parser.add_argument("--commit", help="of this code, where it is no git checkout")
+    known, settings = parser.parse_known_args()
+    settings = ["--steps=3000", "--evaluate_every=250", *settings]
+    config = settle(with_overrides(preset(known.preset), settings), settings)
+    if config.accumulate > 1:
+        parser.error(f"the example takes a batch at once, got accumulate {config.accumulate}: pass --accumulate=1")
+    return known, config
 
 
 def main() -> None:
-    """Train all and print what it took."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", default="cifar10-small")
-    parser.add_argument("--inception", type=Path)
-    parser.add_argument("--inception-sha256", default=INCEPTION_SHA256)
-    parser.add_argument("--diffusers-steps", type=int, default=3000, help="of the example's loop")
-    parser.add_argument("--rates", type=numbers(float), default=[16e-4], help="of the example's loop, beside its own")
-    parser.add_argument("--checkpoints", type=numbers(int), default=[250, 500, 750, 1000, 1500, 2000, 3000])
-    parser.add_argument("--num-generated", type=int, default=5000)
-    parser.add_argument("--output", type=Path, help="JSON file for the checkpoints")
-    known, settings = parser.parse_known_args()
-    images = [f"--fid_images={known.num_generated}", f"--steps={known.checkpoints[-1]}", "--precision=bf16"]
-    if known.inception:
-        images += [f"--inception={known.inception}", f"--inception_sha256={known.inception_sha256}"]
-    settings = [*images, *settings]
-    config = settle(with_overrides(preset(known.preset), settings), settings)
+    """Train the loops that the file lacks, and print the verdicts."""
+    known, config = read_arguments()
     accelerator = make_accelerator(config)
-    parts = build(config, accelerator.device)
-    quality = ImageQuality.open(parts, accelerator.device, BATCH)
-    device = torch.cuda.get_device_name() if accelerator.device.type == "cuda" else platform.machine()
-    print(f"{known.preset}, batch {config.batch_size}, seed {config.seed}, {device}, torch {torch.__version__}")
-    print(f"{'loop':18} {'step':>6} {'seconds':>8} {'eps-MSE':>8} {'FID':>7}", flush=True)
-    diffusers_contender(config, accelerator, EXAMPLE_RATE, 2).steps(2)  # loads the GPU's libraries
-    curves: dict[str, list[Checkpoint]] = {}
-    for rate in [EXAMPLE_RATE, *known.rates]:
-        contender = diffusers_contender(config, accelerator, rate, known.diffusers_steps)
-        curves[contender.name] = list(follow(contender, parts, accelerator, quality))
-    curves[OURS] = list(follow(our_contender(config, accelerator, known.checkpoints), parts, accelerator, quality))
-    print(verdicts(curves))
-    if known.output:
-        known.output.write_text(json.dumps({k: [vars(p) for p in v] for k, v in curves.items()}, indent=1) + "\n")
+    device, mode = accelerator.device, step_mode_of(config, accelerator)
+    parts = build(config, device)
+    measures_fid = bool(config.inception or config.features)
+    settings = {key: value for key, value in to_dict(parts.config).items() if key not in PLACES}
+    results = Results(known.output, {**settings, "measures_fid": measures_fid})
+    quality = ImageQuality.open(parts, device, BATCH) if measures_fid else None
+    where = where_of(device, known.commit)
+    print(f"{known.preset}, batch {config.batch_size}, seed {config.seed}, {where['device']}, torch {where['torch']}")
+    if not quality:
+        print("FID is not measured: pass --inception=FILE to measure it")
+    diffusers_loop(parts, accelerator)[0](2)  # loads the GPU's libraries
+
+    def fid_of(experiment: Experiment, model: nn.Module) -> float | None:
+        return quality.measure(experiment, model)["fid"] if quality else None
+
+    for name, rate in known.loops.items():
+        if name in results.complete():
+            print(f"{name}: in {known.output} already", flush=True)
+        elif rate is None:
+            train_ours(config, fid_of, results.start(name, {**where, "speed": f"{mode.mode}: {mode.why}"}))
+        else:
+            train_example(config, rate, fid_of, results.start(name, where))
+    curves = results.complete()
+    print(f"\n{'loop':18} {'step':>6} {'seconds':>8} {'eps-MSE':>8} {'FID':>7}")
+    print(*(line_of(name, point) for name, curve in curves.items() for point in curve), sep="\n")
+    print("", *verdicts(curves), sep="\n")
+    if len(results.machines()) > 1:
+        print("careful: these seconds are of several machines")
 
 
 if __name__ == "__main__":

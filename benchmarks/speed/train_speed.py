@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import set_seed
 from bare_loop import BareLoop, load_noise
 from diffusers import DDPMScheduler
 from diffusers.optimization import get_scheduler
@@ -39,7 +40,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from kairostep.data import InMemory
 from kairostep.experiments import Component, Config, Experiment, build, experiment, preset
 from kairostep.training.assembly import make_batches, make_trainer
-from kairostep.training.trainer import Trainer
 
 MODES = ("plain", "graph", "compile")
 STEPS_PER_TURN, STEPS_PROFILED = 10, 3
@@ -69,7 +69,12 @@ def diffusers_steps(parts: Experiment, accelerator: Accelerator) -> Steps:
 def diffusers_loop(
     parts: Experiment, accelerator: Accelerator, *, learning_rate: float = 1e-4, num_steps: int = 100_000
 ) -> tuple[Steps, EMAModel]:
-    """Return the steps and the averaged weights. All but rate and length is as the example has it by default."""
+    """Return the steps and the averaged weights.
+
+    Optimizer, schedule, clipping and average are the example's by default. Batch size, precision and mirroring are the
+    experiment's, where the example has 16 images, float32 and none. It averages weights only with `--use_ema`.
+    """
+    set_seed(parts.config.seed)  # the example draws order, flips, noise and times from the global generators
     model, scheduler = parts.model, DDPMScheduler(num_train_timesteps=1000)
     average = EMAModel(model.parameters(), decay=0.9999, use_ema_warmup=True, power=0.75)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.95, 0.999), weight_decay=1e-6)
@@ -114,12 +119,8 @@ def bare_steps(parts: Experiment, accelerator: Accelerator, *, compiled: bool) -
 
 
 def our_steps(parts: Experiment, accelerator: Accelerator) -> Steps:
-    """Return the steps of the trainer."""
-    return our_steps_of(make_trainer(parts, accelerator), parts, accelerator)
-
-
-def our_steps_of(trainer: Trainer, parts: Experiment, accelerator: Accelerator) -> Steps:
-    """Return the steps of this trainer, batches included."""
+    """Return the steps of the trainer, batches included."""
+    trainer = make_trainer(parts, accelerator)
     batches = make_batches(parts, accelerator).from_step(0)
 
     def steps(num: int) -> None:
