@@ -265,11 +265,24 @@ def test_a_draw_has_one_mean() -> None:
         drawing.mean(torch.rand(4))
 
 
-@pytest.mark.parametrize("name", ["beta", "adaptive", "speed", "min_snr", "rootloss"])
+@pytest.mark.parametrize("name", ["beta", "adaptive", "speed"])
 def test_names_that_a_script_cannot_take_are_refused_with_those_that_it_can(name: str) -> None:
     with pytest.raises(
         ValueError, match=f"got '{name}': take one of logit_normal, loss_second_moment, mode, root_loss, uniform, or"
     ):
+        sampler_for_script(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("rootloss", r"unknown sampler rootloss: did you mean root_loss\?"),
+        ("min_snr", "unknown sampler min_snr: valid are logit_normal, loss_second_moment, mode, root_loss, uniform"),
+        ("progress", "the sampler progress was removed.*: take root_loss"),
+    ],
+)
+def test_names_that_are_of_no_sampler_are_told_with_the_nearest(name: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
         sampler_for_script(name)
 
 

@@ -77,9 +77,13 @@ def test_the_weight_of_the_loss_is_told(tmp_path: Path, capsys: pytest.CaptureFi
 def test_the_samplers_that_can_be_named_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, names = tmp_path / "train.py", ", ".join(names_for_scripts())
     path.write_text(TEXT)
-    for name in ("adaptive", "min_snr", "least_noise", "no_such"):
+    for name in ("adaptive", "least_noise"):
         told = failure(capsys, str(path), "--sampler", name)
         assert f"the sampler of a script must need the losses alone, got {name!r}: take one of {names}, or" in told
+    for name in ("min_snr", "no_such"):
+        assert f"unknown sampler {name}: valid are {names}" in failure(capsys, str(path), "--sampler", name)
+    assert "unknown sampler rootloss: did you mean root_loss?" in failure(capsys, str(path), "--sampler", "rootloss")
+    assert "the sampler progress was removed" in failure(capsys, str(path), "--sampler", "progress")
     with pytest.raises(SystemExit):
         main(["patch", "--help"])
     told = " ".join(capsys.readouterr().out.split())

@@ -51,11 +51,26 @@ def test_both_branches_of_parsing_follow_the_argument() -> None:
 
 def test_parsers_that_cannot_be_told_apart_and_parsing_within_a_line_are_refused() -> None:
     both = SCRIPT.replace(PARSE, PARSE + "    other = argparse.ArgumentParser()\n    args = other.parse_args()\n")
-    with pytest.raises(Refused, match=r"line 27: one parser must make args, got parsing in lines 25, 27: call the arg"):
+    by_hand = ".*, and patch again, or by hand, write drawn = sampler.sample"
+    told = r"line 27: one parser must make args, got parsing in lines 25, 27: call the arg"
+    with pytest.raises(Refused, match=told + by_hand):
         patch_script(both)
     shared = SCRIPT.replace("    )\n\n" + PARSE, "    ); " + PARSE.strip() + "\n")
-    with pytest.raises(Refused, match=r"line 23: parser.parse_args\(\) must start its line, got \); args = parser"):
+    with pytest.raises(Refused, match=r"line 23: parser.parse_args\(\) must start its line, got \); args = .* by hand"):
         patch_script(shared)
+
+
+def test_a_script_that_adds_no_argument_itself_names_its_sampler() -> None:
+    patched = patch_script(SCRIPT.replace(".add_argument(", ".register("))
+    assert 'timestep_sampler = ScriptSampler("root_loss", accelerator, seed=args.seed)\n' in patched.text
+    assert not patched.has_argument
+
+
+def test_a_script_that_prepares_its_model_elsewhere_is_told_the_way_by_hand() -> None:
+    text = SCRIPT.replace("model, optimizer = accelerator.prepare(", "model, optimizer = prepare(")
+    text = text.replace("    accelerator = Accelerator(", "    accelerator, other = Accelerator(", 1)
+    with pytest.raises(Refused, match=r"accelerator\.prepare\(\.\.\.\) must come before .* or by hand, write drawn ="):
+        patch_script(text)
 
 
 def test_the_names_are_of_all_samplers_that_a_script_can_make_without_arguments() -> None:

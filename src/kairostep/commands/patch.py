@@ -14,8 +14,9 @@ MAX_BYTES = 10_000_000  # of a script; the longest of diffusers have 100,000
 PARSER = {
     "help": "make one of diffusers' training scripts choose its timesteps",
     "description": "Rewrite one of diffusers' training scripts (examples/**/train_*.py) so that it draws, weights and "
-    "observes through kairostep, by at most 12 lines.\nThe script gets an argument --timestep_sampler and keeps the "
-    "sampler in its checkpoints. What is not recognised is refused: exit code 2.",
+    "observes through kairostep, by at most 12 lines.\nThe script gets an argument --timestep_sampler (without "
+    "argparse: the sampler's name) and keeps the sampler in its checkpoints. What is not recognised is refused: exit "
+    "code 2.",
 }
 
 
@@ -25,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sampler",
         default="root_loss",
-        help="default of --timestep_sampler (root_loss); uniform has the script's density, an unknown name lists all",
+        help="default of --timestep_sampler, or in a script without argparse the sampler itself (root_loss); uniform "
+        "has the script's density, an unknown name lists the nearest, or all",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="OUT", help="where to write; without it, SCRIPT changes")
     parser.add_argument("--check", action="store_true", help="say what would change, and write nothing")
@@ -51,8 +53,8 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     else:
         replaced = ", and replaced" if known.output and output.exists() else ""
         write_script(output, mark + patched.text.encode(), like=output if output.exists() else known.script)
-        told = "try --timestep_sampler=uniform, the script's own density"
-        print(f"{output}: {patched.num_changed} lines changed{replaced}; {told}")
+        told = "; try --timestep_sampler=uniform, the script's own density" if patched.has_argument else ""
+        print(f"{output}: {patched.num_changed} lines changed{replaced}{told}")
     print(f"loss weight shown to the sampler: {', '.join(patched.weights) or 'none'}")
     print_notes(patched)
 

@@ -25,7 +25,7 @@ from kairostep.checks import choice
 from kairostep.integrations.accelerate import Accelerated
 from kairostep.integrations.diffusers import SCHEMES
 from kairostep.integrations.foreign_loop import check_needs, learn_without_step
-from kairostep.registry import samplers
+from kairostep.registry import samplers, unknown
 from kairostep.timesteps import RootLoss, Timesteps, TimestepSampler
 from kairostep.timesteps.histogram import BELOW_ONE
 
@@ -190,6 +190,8 @@ def sampler_for_script(sampler: str | TimestepSampler, seed: int | None = None) 
         check_needs(sampler, "a patched script", x0=False, loss_at=False)
         return sampler
     if ":" not in sampler and sampler not in (names := names_for_scripts()):
+        if sampler not in samplers:
+            raise ValueError(samplers.removed.get(sampler) or unknown("sampler", sampler, names))
         raise ValueError(
             f"the sampler of a script must need the losses alone, got {sampler!r}: take "
             f"one of {', '.join(names)}, or module:Class"

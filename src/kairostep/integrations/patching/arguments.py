@@ -1,4 +1,7 @@
-"""The arguments of a script: --timestep_sampler, added to the parser that makes `args`, before it parses."""
+"""The arguments of a script: --timestep_sampler, added to the parser that makes `args`, before it parses.
+
+A script without a parser, or whose loop does not know `args`, gets none: the sampler's name stands in its code.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -6,10 +9,11 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from kairostep.integrations.patching.calls import SAMPLER
+from kairostep.integrations.patching.draws import BY_HAND
 from kairostep.integrations.patching.source import Refused, Source, dotted, is_assignment, names_in, targets_of
 from kairostep.integrations.patching.tree import Block
 
-ONE_PARSER = "call the arguments of the training args and the others by another name, and patch again"
+ONE_PARSER = f"call the arguments of the training args and the others by another name, and patch again, or {BY_HAND}"
 PARSE = ("parse_args", "parse_known_args")
 
 
@@ -30,12 +34,9 @@ class Parsing:
 
 
 def add_argument(source: Source, sampler: str) -> str:
-    """Add --timestep_sampler to the script's arguments, after the last of them that is added before parsing."""
+    """Add --timestep_sampler to the arguments of a script that has some, after the last one before parsing."""
     blocks = list(blocks_of_script(source.tree))
-    added = [statement for _, block in blocks for statement in block if parser_added_to(statement)]
-    if not added:
-        reason = "the script must have a parser with add_argument, which is not found"
-        raise Refused(1, reason, "make args by argparse: parser.add_argument(...), args = parser.parse_args()")
+    added = added_arguments(source.tree)
     parsing = find_parsing(source, blocks)
     if parsing:
         before = parsing.block[: parsing.index]
@@ -51,11 +52,15 @@ def add_argument(source: Source, sampler: str) -> str:
         source.insert_after(added[-1], [source.indent(added[-1]) + text])
         return f"line {added[-1].end_lineno}: adds --{SAMPLER} to the arguments"
     if not source.starts_line(at):
-        raise Refused(
-            at.lineno, f"{parser}.parse_args() must start its line, got {source.line_of(at)}", "move it to a new line"
-        )
+        reason = f"{parser}.parse_args() must start its line, got {source.line_of(at)}"
+        raise Refused(at.lineno, reason, f"move it to a new line, or {BY_HAND}")
     source.insert_before(at, [source.indent(at) + text])
     return f"line {at.lineno}: adds --{SAMPLER} to the arguments before"
+
+
+def added_arguments(tree: ast.Module) -> list[ast.stmt]:
+    """Return the statements that add an argument to some parser."""
+    return [statement for _, block in blocks_of_script(tree) for statement in block if parser_added_to(statement)]
 
 
 def argument_text(parser: str, sampler: str) -> str:

@@ -9,9 +9,11 @@ from kairostep.integrations.patching.source import Refused, Source, dotted
 IMPORT = "from kairostep.integrations.diffusers_scripts import ScriptSampler"
 
 
-def add_import(source: Source) -> str:
-    """Add the import where a sorted list of imports has it."""
+def add_import(source: Source, loop: Loop) -> str:
+    """Add the import where a sorted list of imports has it, before the loop if the script imports there."""
     imports = [node for node in source.tree.body if isinstance(node, ast.ImportFrom) and node.module != "__future__"]
+    start = loop.body.lineno if isinstance(loop.function, ast.Module) else loop.function.lineno
+    imports = [node for node in imports if node.lineno < start] or imports
     if not imports:
         raise Refused(
             1,

@@ -12,12 +12,17 @@ from kairostep.integrations.patching.arguments import add_argument
 from kairostep.integrations.patching.calls import SAMPLER, change_draw, change_mean
 from kairostep.integrations.patching.draws import BY_HAND, DENSITY
 from kairostep.integrations.patching.imports import add_import, drop_import
+from kairostep.integrations.patching.known_args import attributes_in, takes_argument
 from kairostep.integrations.patching.loop import Loop, find_loop
 from kairostep.integrations.patching.losses import Reduction, reductions
 from kairostep.integrations.patching.source import Refused, Source, dotted
 from kairostep.integrations.patching.tree import path_to
 
 MOST_LINES = 12  # that a patch adds or changes
+NAME_IN_SCRIPT = (
+    "the loop has no args of argparse, so the sampler's name stands where the script calls ScriptSampler: to change "
+    'it, replace "{sampler}" there; "uniform" has the script\'s own density'
+)
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class Patched:
     changes: tuple[str, ...]  # one sentence for each place, with its line in the original
     weights: tuple[str, ...] = ()  # the variables that multiply the loss of each sample
     notes: tuple[str, ...] = ()  # what the script does without
+    has_argument: bool = True  # whether --timestep_sampler chooses, not the name in the script
 
 
 def patch_script(text: str, sampler: str = "root_loss", name: str = "script.py") -> Patched:
@@ -37,7 +43,7 @@ def patch_script(text: str, sampler: str = "root_loss", name: str = "script.py")
 
     Args:
         text: The script.
-        sampler: The default of its new argument, `--timestep_sampler`.
+        sampler: The default of its new argument, `--timestep_sampler`, or of a script without a parser the sampler.
         name: The script's name, for the diff.
 
     Raises:
@@ -62,18 +68,23 @@ def rewritten(
     source = Source(text, wrapped=wrapped)
     if line := line_with_kairostep(source.tree):
         reason = "the script must be as diffusers has it, got one with kairostep in it"
-        raise Refused(line, reason, f"patch the original; to change the sampler, run this one with --{SAMPLER}=NAME")
+        fix = f"patch the original; to change the sampler, run this one with --{SAMPLER}=NAME"
+        raise Refused(line, reason, f"{fix}, or write another name where it calls ScriptSampler")
     loop = find_loop(source)
     means = reductions(source, loop)
-    changes = [add_import(source), add_argument(source, sampler), make_sampler(source, loop)]
+    by_argument = takes_argument(source, loop)
+    changes = [add_import(source, loop)]
+    changes += [add_argument(source, sampler)] if by_argument else []
+    changes += [make_sampler(source, loop, f"args.{SAMPLER}" if by_argument else f'"{sampler}"')]
     changes += [change_draw(source, draw) for draw in loop.draws]
     changes += [change_mean(source, mean) for mean in means]
     changes += [wrap_step(source, step) for step in loop.steps]
     drop_import(source, loop)
     patched = difference(text, source.edited(), name, tuple(changes))
     weights = tuple(dict.fromkeys(mean.shown_weight for mean in means if mean.shown_weight))
-    notes = tuple(notes_on(source, loop, means, sampler))
-    return replace(patched, weights=weights, notes=notes), source.too_long
+    notes = [] if by_argument else [NAME_IN_SCRIPT.format(sampler=sampler)]
+    notes += notes_on(source, loop, means, sampler)
+    return replace(patched, weights=weights, notes=tuple(notes), has_argument=by_argument), source.too_long
 
 
 def notes_on(source: Source, loop: Loop, means: list[Reduction], sampler: str) -> Iterator[str]:
@@ -152,8 +163,14 @@ def difference(before: str, after: str, name: str, changes: tuple[str, ...]) -> 
     return Patched(after, "".join(lines), num_changed, changes)
 
 
-def make_sampler(source: Source, loop: Loop) -> str:
-    """Make the sampler once the accelerator has prepared the model, before a checkpoint is loaded."""
+def make_sampler(source: Source, loop: Loop, name: str) -> str:
+    """Make the sampler once the accelerator has prepared the model, before a checkpoint is loaded.
+
+    Args:
+        source: The script.
+        loop: Its loop.
+        name: The sampler's name as code: an argument of the script or a string in quotes.
+    """
     function = loop.function
     at = next(index for index, node in enumerate(function.body) if path_to(node, loop.body))
     before = function.body[:at]
@@ -161,18 +178,16 @@ def make_sampler(source: Source, loop: Loop) -> str:
     made = [node for node in before if isinstance(node, ast.Assign) and dotted(node.targets[0]) == loop.accelerator]
     if not prepared and not made:
         reason = f"{loop.accelerator}.prepare(...) must come before the loop in its function, which is not found"
-        raise Refused(loop.body.lineno, reason, "prepare the model there, and patch again")
+        raise Refused(loop.body.lineno, reason, f"prepare the model there, and patch again, or {BY_HAND}")
     after = (prepared or made)[-1]
     loaded = [node for node in before if calls(node, f"{loop.accelerator}.load_state")]
     if loaded and loaded[0].lineno < after.lineno:
         reason = "the state must be loaded after prepare, so that it holds the sampler, got it before"
         raise Refused(loaded[0].lineno, reason, "move it after prepare, and patch again")
-    attributes = {dotted(node) for node in ast.walk(function) if isinstance(node, ast.Attribute)}
-    if not any(name.startswith("args.") for name in attributes):
-        reason = "the loop's function must know the arguments as args, which is not found"
-        raise Refused(loop.body.lineno, reason, "call the parsed arguments args there, and patch again")
-    seed = ", seed=args.seed" if "args.seed" in attributes else ""
-    text = f"{SAMPLER} = ScriptSampler(args.{SAMPLER}, {loop.accelerator}{seed})"
+    attributes = attributes_in(function)
+    seeds = ("args.seed",) if name.startswith("args.") else ("args.seed", "config.seed")
+    seed = next((f", seed={each}" for each in seeds if each in attributes), "")
+    text = f"{SAMPLER} = ScriptSampler({name}, {loop.accelerator}{seed})"
     source.insert_after(after, [source.indent(after) + text])
     return f"line {after.end_lineno}: makes the sampler, which {loop.accelerator}.save_state and load_state then hold"
 
