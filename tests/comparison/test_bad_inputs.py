@@ -76,6 +76,8 @@ BAD: dict[str, tuple[list[str], str]] = {
     "a table of nothing": (["compare", "--table", "nowhere"], "must be a folder, got nowhere: name what"),
     "a table of another folder": (["compare", "--table", "full"], r"must hold comparison.yaml, got full"),
     "a table with settings": (["compare", "--table", "full", "--steps=3"], "shows what is there, got --steps=3"),
+    "a table with seeds": (["compare", "--table", "full", "--seeds", "2"], "shows what is there, got --seeds"),
+    "a table with a budget": (["compare", "--table", "full", "--budget=2h"], "shows what is there, got --budget"),
 }
 
 

@@ -93,6 +93,16 @@ def test_the_same_command_trains_nothing_twice(compared: Path, capsys: pytest.Ca
     assert told
     assert told in first
     assert "3 seeds: " in told.splitlines()[-1]
+    kairostep.cli.main(["compare", "--table", str(compared), "--baseline", "root_loss"])
+    told = capsys.readouterr().out
+    assert "Ratios to root_loss of the same seeds" in told
+    assert "uniform needs " in told or "uniform ends at " in told
+    with pytest.raises(SystemExit):
+        kairostep.cli.main(["compare", "--table", str(compared), "--baseline", "rot_loss"])
+    assert "the baseline must be one of the arms: unknown arm rot_loss: did you mean root_loss?" in (
+        capsys.readouterr().err
+    )
+    assert changes(compared) == before
 
 
 def test_its_files_and_its_page_have_the_verdicts(compared: Path) -> None:

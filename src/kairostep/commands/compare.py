@@ -5,6 +5,7 @@ import math
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ Trains arms with the same seeds, data, initial weights and noise, and says which
   kairostep compare digits --arms uniform,root_loss --seeds 3 --output comparisons/digits
   kairostep compare images --data.folder=photos --arms uniform,"logit_normal --weighting=min_snr" --output compared
   kairostep compare --arms experiments/comparisons/ablation-S.yaml --data.path=cifar10.npz --output compared
-  kairostep compare --table comparisons/digits
+  kairostep compare --table comparisons/digits [--baseline root_loss]
 
 An arm is a sampler, or one with settings of its own after it; the first arm is the baseline. Settings of all arms are
 --key=value, as in `kairostep train`. The same command goes on where it was stopped, and may add arms and seeds.
@@ -34,6 +35,7 @@ PARSER = {
 DEFAULT_SEEDS = "3"
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MAX_SEEDS = 1000
+FOR_TRAINING = ("config", "arms", "seeds", "learning_rates", "budget", "drop", "jobs", "dry_run", "output")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +63,7 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
 
     targets = [parse_target(text) for text in known.target or ()]
     if known.table is not None:
-        show_table(known.table, settings, targets, known.choose_by)
+        show_table(known, settings, targets)
         return
     from kairostep.comparison.plan import take_up
 
@@ -198,22 +200,29 @@ def train_and_show(plans: "dict[str, Plan]", known: argparse.Namespace, targets:
         show(task, plan, outcome)
 
 
-def show_table(folder: Path, settings: Sequence[str], targets: "list[Target]", choose_by: str | None = None) -> None:
-    """Print the comparisons in a folder, whatever state they are in."""
+def show_table(known: argparse.Namespace, settings: Sequence[str], targets: "list[Target]") -> None:
+    """Print the comparisons in a folder, whatever state they are in, beside any of their arms."""
     from kairostep.comparison.log_tables import write_tables
     from kairostep.comparison.logs import has_logs
     from kairostep.comparison.outcome import outcome_of, plans_in
+    from kairostep.registry import unknown
 
-    if settings:
-        raise ValueError(f"--table shows what is there, got {settings[0]}: leave it out")
+    folder = known.table
+    given = [f"--{name}" for name in FOR_TRAINING if getattr(known, name) not in (None, False, 1)]
     studies = [place for place in (folder, *sorted(folder.glob("*"))) if has_logs(place)]
+    given += ["--baseline"] if studies and known.baseline else []
+    if settings or given:
+        raise ValueError(f"--table shows what is there, got {[*settings, *given][0]}: leave it out")
     for place in studies:
         print(f"\n{place}\n\n{write_tables(place)}", flush=True)
     for task, plan in plans_in(folder).items() if not studies else ():
-        if choose_by not in (None, plan.choose_by):
+        if known.choose_by not in (None, plan.choose_by):
             raise ValueError(
-                f"--table shows what was chosen by {plan.choose_by}, got --choose_by {choose_by}: leave it out"
+                f"--table shows what was chosen by {plan.choose_by}, got --choose_by {known.choose_by}: leave it out"
             )
+        if known.baseline not in (None, *plan.names):
+            raise ValueError(f"the baseline must be one of the arms: {unknown('arm', known.baseline, plan.names)}")
+        plan = replace(plan, baseline=known.baseline or plan.baseline)
         show(task, plan, outcome_of(plan, targets), page=False)
 
 
