@@ -84,6 +84,15 @@ def test_what_is_transparent_becomes_white(tmp_path: Path) -> None:
     assert halves(in_memory(tmp_path, 20).stored[0]) == [[10, 20, 30], [255, 255, 255]]
 
 
+@pytest.mark.parametrize("ending", ["png", "webp", "gif", "tif"])
+def test_of_several_frames_the_first_is_read(tmp_path: Path, ending: str) -> None:
+    first, second = (Image.new("RGB", (8, 8), colour) for colour in ("red", "lime"))
+    first.save(tmp_path / f"a.{ending}", save_all=True, append_images=[second])
+    dataset = in_memory(tmp_path, 8)
+    assert len(dataset) == 1
+    assert (dataset.stored[0].float().mean((1, 2)) - torch.tensor([255.0, 0, 0])).abs().max() <= 5  # WebP is lossy
+
+
 def test_subfolders_are_classes_in_the_order_of_their_names(tmp_path: Path) -> None:
     for name in ("dog/1.png", "cat/x/2.png", "cat/3.png", "ant/4.png"):
         write(tmp_path / name)
@@ -149,6 +158,13 @@ def test_a_small_folder_is_for_training_alone(tmp_path: Path) -> None:
     assert len(load_folder(tmp_path, 8, held_out=0.5)) == 49
     with pytest.raises(ValueError, match=r"split 'test' must have at least one image, got none of the 49.*at least 50"):
         load_folder(tmp_path, 8, "test", held_out=0.5)
+
+
+def test_a_grey_image_of_the_right_size_streams_as_memory_of_its_own(tmp_path: Path) -> None:
+    """Pillow's memory is read-only, which torch warns of."""
+    Image.new("L", (8, 8), 7).save(tmp_path / "a.png")
+    pixels, _ = streamed(tmp_path, 8, channels=1).read(0)
+    assert pixels.unique().tolist() == [7]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -1,18 +1,22 @@
 """Any folder of images: squares of one size, classes by subfolder, and a fixed held-out part."""
 
 import hashlib
+import logging
 import os
 from collections.abc import Sequence
+from itertools import islice, takewhile
 from pathlib import Path
 
 from kairostep.checks import below_one, choice, count
 from kairostep.data.dataset import Dataset
-from kairostep.data.image_file import ENDINGS
-from kairostep.data.image_set import ImageFiles, StreamedImages, decode
+from kairostep.data.image_file import ENDINGS, read_image, why_unfit
+from kairostep.data.image_set import ImageFiles, StreamedImages, decode, find_unfit
 from kairostep.registry import datasets
 
 IN_MEMORY_BYTES = 2 * 2**30  # a larger set is read from its files again and again
-MIN_TO_HOLD_OUT = 50  # images; a smaller folder is for training alone
+MIN_TO_HOLD_OUT = 50  # usable images; a smaller folder is for training alone
+_TRIED_FIRST = 256  # headers read to find that many, before all are read in threads
+_logger = logging.getLogger("kairostep")
 
 
 class NothingHeldOut(ValueError):
@@ -42,8 +46,8 @@ def load_folder(
         classes: "auto" takes the subfolders as classes, sorted by name, if every image lies in one of several. "none"
             takes none.
         flip: Mirror half of the images in training.
-        held_out: Share of the images in "test", chosen by a hash of their names: at least one, but none of fewer than
-            50 images.
+        held_out: Share of the images in "test", chosen by a hash of their names: at least one that can be read, but
+            none if fewer than 50 are usable by their headers.
         bad_images: "skip" leaves out and logs images that cannot be read or are too small. "refuse" raises.
         in_memory_bytes: A set that is larger when decoded streams from its files.
     """
@@ -57,7 +61,7 @@ def load_folder(
     names = find_images(folder)
     labels, num_classes = label_by_subfolder(names) if classes == "auto" else (None, 0)
     every = ImageFiles(folder, names, labels, num_classes, size, channels, bad_images == "refuse", len(names))
-    part = every.subset(_rows_of_split(folder, names, split, held_out))
+    part = every.subset(_rows_of_split(every, split, held_out))
     fits = len(part.names) * channels * size * size <= in_memory_bytes
     return decode(part, flip=flip) if fits else StreamedImages(part, flip=flip)
 
@@ -110,17 +114,42 @@ def _hash(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
 
-def _rows_of_split(folder: Path, names: Sequence[str], split: str, held_out: float) -> list[int]:
-    if len(names) < MIN_TO_HOLD_OUT:
-        held_out = 0.0
-    held = {row for row, name in enumerate(names) if is_held_out(name, held_out)}
-    if held_out and not held:
-        held = {min(range(len(names)), key=lambda row: _hash(names[row]))}  # one at least
-    rows = sorted(held) if split == "test" else [row for row in range(len(names)) if row not in held]
-    if not rows:
-        raise NothingHeldOut(
-            f"split {split!r} must have at least one image, got none of the {len(names)} in {folder} at "
-            f"held_out={held_out}: "
-            + (f"add images, at least {MIN_TO_HOLD_OUT}" if held_out == 0 else "choose another share, such as 0.1")
-        )
-    return rows
+def _rows_of_split(files: ImageFiles, split: str, share: float) -> list[int]:
+    """Return the rows of "train" or "test". Both are chosen alike, whether or not the set fits into memory."""
+    num = len(files.names)
+    by_hash = sorted(range(num), key=lambda row: _hash(files.names[row]))
+    num_usable = _num_usable(files, by_hash) if share else num
+    held = _held_out(files, by_hash, share) if share and num_usable >= MIN_TO_HOLD_OUT else set()
+    rows = sorted(held) if split == "test" else [row for row in range(num) if row not in held]
+    if rows:
+        return rows
+    rule = f"split {split!r} must have at least one image, got none of the {num} in {files.folder}"
+    if not share or num_usable >= MIN_TO_HOLD_OUT:
+        raise NothingHeldOut(f"{rule} at held_out={share}: choose another share, such as 0.1")
+    if num_usable < num:
+        rule += f", of which {num_usable} are usable"
+        few = f"{num_usable} of {num} in {files.folder} are usable at size={files.size}"
+        _logger.warning("no images are held out: %s, and it takes at least %d", few, MIN_TO_HOLD_OUT)
+    raise NothingHeldOut(f"{rule}: add images, at least {MIN_TO_HOLD_OUT}")
+
+
+def _num_usable(files: ImageFiles, by_hash: Sequence[int]) -> int:
+    """Return how many images are usable by their headers; `MIN_TO_HOLD_OUT` stands for more.
+
+    Few headers are read where most images are usable, and none of a folder that is too small anyway.
+    """
+    if len(by_hash) < MIN_TO_HOLD_OUT:
+        return len(by_hash)
+    usable = (1 for row in by_hash[:_TRIED_FIRST] if why_unfit(files.path(row), files.size) is None)
+    if sum(islice(usable, MIN_TO_HOLD_OUT)) == MIN_TO_HOLD_OUT:
+        return MIN_TO_HOLD_OUT
+    return min(MIN_TO_HOLD_OUT, len(by_hash) - len(find_unfit(files)))
+
+
+def _held_out(files: ImageFiles, by_hash: Sequence[int], share: float) -> set[int]:
+    """Return the rows of the held-out share, and the first readable one in the order of hashes: one at least."""
+    held = set(takewhile(lambda row: is_held_out(files.names[row], share), by_hash))
+    for row in by_hash:  # the first one as a rule
+        if not isinstance(read_image(files.path(row), files.size, files.channels), str):
+            return held | {row}
+    return held

@@ -36,7 +36,7 @@ def read_image(path: Path, size: int, channels: int) -> NDArray[np.uint8] | str:
         pixels = np.asarray(square.resize((size, size), pillow.Resampling.LANCZOS, reducing_gap=_GAP))
     except Exception as error:  # readers raise whatever the libraries below them do
         return _reason(error)
-    return np.ascontiguousarray(pixels.reshape(size, size, channels).transpose(2, 0, 1))
+    return np.array(pixels.reshape(size, size, channels).transpose(2, 0, 1), order="C")  # a copy: Pillow's is read-only
 
 
 def _pillow(module: str) -> Any:

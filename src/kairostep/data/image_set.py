@@ -59,6 +59,11 @@ def _visit_all(files: ImageFiles, visit: Callable[[int], str | None], what: str)
     return bad
 
 
+def find_unfit(files: ImageFiles) -> dict[int, str]:
+    """Return the rows of images that cannot be used by their headers alone, and why."""
+    return _visit_all(files, lambda row: why_unfit(files.path(row), files.size), "checking images")
+
+
 def decode(files: ImageFiles, *, flip: bool) -> InMemory:
     """Return all images, decoded once."""
     pixels = torch.empty(len(files.names), files.channels, files.size, files.size, dtype=torch.uint8)
@@ -87,8 +92,7 @@ class StreamedImages(Dataset):
     """
 
     def __init__(self, files: ImageFiles, *, flip: bool) -> None:
-        bad = _visit_all(files, lambda row: why_unfit(files.path(row), files.size), "checking images")
-        self.files = _without_bad(files, bad)
+        self.files = _without_bad(files, find_unfit(files))
         self.shape = (files.channels, files.size, files.size)
         self.num_classes = files.num_classes
         self.flip = flip
