@@ -18,7 +18,8 @@ Measures what the papers' figures show, as in
   kairostep analyse increments --process=cosine
 
 Of a run: its checkpoints (gradient-variance: all that were kept), with results in RUN/analysis as JSON. Of a preset:
-the settings of `kairostep train` may follow, and it is trained in ./analysis-NAME first; increments need no training.
+settings may follow (`kairostep train --help` lists them), and it is trained in ./analysis-NAME first; increments need
+no training.
 """
 PARSER = {"help": "measure training", "description": TEXT, "allow_abbrev": False}
 

@@ -23,7 +23,8 @@ Trains arms with the same seeds, data, initial weights and noise, and says which
   kairostep compare --table comparisons/digits
 
 An arm is a sampler, or one with settings of its own after it; the first arm is the baseline. Settings of all arms are
---key=value, as in `kairostep train`. The same command goes on where it was stopped, and may add arms and seeds.
+--key=value: `kairostep train --help` lists them. The same command goes on where it was stopped, and may add arms and
+seeds.
 """
 PARSER = {
     "help": "compare samplers on your data",
