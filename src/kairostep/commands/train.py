@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments other than settings."""
     parser.add_argument("--config", type=Path, help="a YAML file instead of a preset, such as config.yaml of a run")
     parser.add_argument("-h", "--help", action="store_true", help="show all settings")
-    parser.set_defaults(run=run, parser=parser)
+    parser.set_defaults(run=run)
 
 
 def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
