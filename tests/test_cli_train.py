@@ -1,6 +1,7 @@
 """`kairostep train` as a person types it: what it says, what it leaves, and folders of images."""
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import yaml
 from commands import contents, python, refused
 from PIL import Image
 
+from kairostep.began import BEGAN
 from kairostep.cli import main
 
 TINY = ["--network.channels=8", "--network.multipliers=[1,1]", "--network.blocks=1", "--network.attention=[]"]
@@ -103,6 +105,17 @@ def test_a_run_says_what_it_writes_and_how_long_all_of_it_took(capsys: pytest.Ca
     assert re.fullmatch(r"trained 2 steps in .* of training: run", lines[6])
     assert re.fullmatch("this command took .* s, with start, held-out losses, samples and files", lines[7])
     assert lines[8] == "make images with: kairostep generate run --num_images 64"
+
+
+def test_the_time_of_a_command_counts_from_the_first_import(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kairostep.cli.BEGAN", BEGAN - 7200)
+    monkeypatch.setattr(sys, "argv", ["kairostep", "train", "digits", *QUICK, "--output=run"])
+    main()
+    assert re.search("^this command took 2 h", capsys.readouterr().out, re.MULTILINE)
+    first = python("-X", "importtime", "-c", "import kairostep").stderr
+    assert first.index(" kairostep.began\n") < first.index(" torch\n")
 
 
 def test_the_warm_up_of_a_preset_shrinks_with_its_steps(capsys: pytest.CaptureFixture[str]) -> None:

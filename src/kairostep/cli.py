@@ -6,10 +6,12 @@ import logging
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from importlib import import_module
 
 import kairostep
+from kairostep.began import BEGAN
 from kairostep.commands.failures import RUN_ERROR, USAGE_ERROR, fail, missing_for, wait_for_first_process, words_for
 from kairostep.commands.leaving import leave_process_group
 from kairostep.commands.parser import Parser, refuse_misspelled, refuse_unread
@@ -37,6 +39,7 @@ def read_and_run(arguments: Sequence[str] | None) -> None:
     """Parse the arguments and run the command."""
     parser = make_parser()
     known, settings = parser.parse_known_args(arguments)
+    known.began = BEGAN if arguments is None else time.monotonic()  # a caller in Python has imported this before
     known.typed = shlex.join(["kairostep", *(sys.argv[1:] if arguments is None else arguments)])
     if [] in vars(known).values():  # argparse reads --option=-- as an empty list
         known.parser.error("an option must have a value, got --: leave it out, or pass one")
