@@ -188,6 +188,26 @@ def test_bad_images_are_refused_if_that_is_asked_for(photos: Path, capsys: pytes
     assert "cats/torn.png (not an image, or of an unknown format)" in message
 
 
+def test_a_size_that_the_network_cannot_halve_is_named_as_it_is_typed(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = refused(capsys, *IMAGES, "--data.size=15")
+    assert message.startswith(
+        "--data.size must be divisible by 2 to be halved 1 times, got 15: pad to 16 (--data.size="
+    )
+    fixed = refused(capsys, "train", "digits", "--network.multipliers=1,1,1,1,1")
+    assert fixed.startswith("sample_size must be divisible by 16 to be halved 4 times, got 8: ")
+
+
+@pytest.mark.parametrize("option", ["folder=photos", "size=32", "classes=none"])
+def test_options_of_a_folder_name_the_preset_for_one(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name = option.partition("=")[0]
+    assert refused(capsys, "train", "digits", f"--data.{option}") == (
+        f"unknown option of data digits: {name}: valid are flip; a folder of images is trained on with "
+        "`kairostep train images --data.folder=FOLDER`"
+    )
+
+
 def test_images_that_are_too_small_are_told(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "at least one image must be readable and 64 pixels wide" in refused(capsys, *IMAGES, "--data.size=64")
 

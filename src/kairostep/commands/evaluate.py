@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kairostep.checks import count
 from kairostep.commands.processes import open_processes
 
 TEXT = """\
@@ -51,6 +52,8 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     names = ("images", "num", "inception", "inception_sha256", "features", "held_out_images", "cache", "batch_size")
     if known.checkpoint == "all" and known.images:
         raise ValueError(f"images are of one checkpoint, got --checkpoint all and --images {known.images}: name a step")
+    if known.num is not None:
+        count("--num_images", known.num, at_least=2, at_most=10**7, example=64)  # the request knows it as num
     request = EvaluationRequest(**{name: getattr(known, name) for name in names})
     if known.features:
         sys.path.append("")  # find modules in the working directory, as `python -m` does
