@@ -98,8 +98,8 @@ class Run:
         """What the user should know before this run trains, each note with the setting that changes it."""
         if self.finished:
             return []
-        num_processes, replays, start = self.accelerator.num_processes, self.step_mode.replays, self.trainer.step_number
-        return notes_on(self.asked, self.experiment, start=start, num_processes=num_processes, replays=replays)
+        start, replays = self.trainer.step_number, self.step_mode.replays
+        return notes_on(self.asked, self.experiment, self.accelerator, start=start, replays=replays)
 
     def train(self) -> None:
         """Train to the last step. SIGINT, SIGTERM and SIGHUP save a checkpoint and raise `SystemExit`.
