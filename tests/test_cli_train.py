@@ -220,5 +220,5 @@ def test_a_real_process_trains_and_leaves_out_a_bad_image(photos: Path) -> None:
     assert "cats/torn.jpg (" in ended.stderr
     assert ended.stderr.count("\n") == 1
     directory = re.search("run directory (runs/images-.*)", ended.stdout)[1]
-    assert f'DDPMPipeline.from_pretrained("{directory}/model")' in ended.stdout
+    assert f'; pipeline = DDPMPipeline.from_pretrained("{directory}/model")\n' in ended.stdout
     assert Path(directory, "model", "model_index.json").is_file()
