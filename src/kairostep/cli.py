@@ -67,7 +67,8 @@ def run_command(known: argparse.Namespace, settings: Sequence[str]) -> None:
             raise
         fail(message, RUN_ERROR)
     except KeyboardInterrupt:
-        fail("interrupted", 128 + signal.SIGINT)
+        kept = getattr(known, "kept", "")  # what a command that was interrupted leaves, where it says so
+        fail(f"interrupted: {kept}" if kept else "interrupted", 128 + signal.SIGINT)
 
 
 def make_parser() -> Parser:

@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         analysis.add_argument("--weights", choices=["ema", "model"], default="model", help="averaged or not (model)")
         analysis.add_argument("--measure_seed", type=int, default=0, help="of rows and noise (0)")
         analysis.add_argument("--directory", type=Path, help="where a preset is trained (./analysis-NAME)")
+        analysis.set_defaults(kept="nothing was written; the same command measures from the start")
         add_output(analysis)
     increments = parse("increments", help="SpeeD's process increments and three areas, of any schedule")
     increments.usage = "kairostep analyse increments [RUN | PRESET] [--process=NAME ...] [--output FILE]"

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--held_out_images", type=int, help="of bound and losses (as in training)")
     add("--cache", type=Path, help="where statistics of the data are kept (~/.cache/kairostep)")
     add("--batch_size", type=int, default=64, help="images seen at once (64)")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, kept="what was printed is in RUN/evaluations.jsonl, the rest was not measured")
 
 
 def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
