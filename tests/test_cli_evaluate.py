@@ -274,7 +274,7 @@ def test_two_processes_measure_what_one_measures(run: Path, tmp_path: Path) -> N
         (["--images=few", "--num=30", "--inception=no.pt"], "the Inception network must be a TorchScript file, got no"),
         (["--images=few", "--num=30", "--features=mine"], "--features must be module:function, got 'mine'"),
         (["--features=a:b", "--inception=c.pt"], "features must come from one network"),
-        (["--num=0"], "num must be a whole number of at least 2, got 0"),
+        (["--num=0"], "--num_images must be a whole number of at least 2, got 0: pass for instance --num_images=64"),
         (["--held_out_images=1"], "held_out_images must be a whole number of at least 2, got 1"),
         (["--checkpoint=3"], "checkpoint must be last, best or a step that was kept, got '3'"),
         (["--weights=raw"], "argument --weights: invalid choice: 'raw'"),

@@ -104,7 +104,7 @@ def test_a_generation_that_grows_knows_how_many_were_complete(run: Path, monkeyp
         (["--classes", "cat"], "argument --classes: must be numbers with commas between them, got 'cat'"),
         (["--classes", "10"], "classes must be in 0..9, got 10"),
         (["--steps", "1001"], "steps must be at most the 1000 of the process, got 1001"),
-        (["--num", "0"], "num must be a whole number of at least 1, got 0"),
+        (["--num", "0"], "--num_images must be a whole number of at least 1, got 0: pass for instance --num_images=64"),
         (["--checkpoint", "7"], "checkpoint must be last, best or a step that was kept, got '7': there are 5, 10"),
         (["--step", "7", "--fast"], "unrecognized arguments: --fast"),
     ],

@@ -1,6 +1,7 @@
 """`kairostep train` as a person types it: what it says, what it leaves, and folders of images."""
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import yaml
 from commands import contents, python, refused
 from PIL import Image
 
+from kairostep.began import BEGAN
 from kairostep.cli import main
 
 TINY = ["--network.channels=8", "--network.multipliers=[1,1]", "--network.blocks=1", "--network.attention=[]"]
@@ -105,6 +107,17 @@ def test_a_run_says_what_it_writes_and_how_long_all_of_it_took(capsys: pytest.Ca
     assert lines[8] == "make images with: kairostep generate run --num_images 64"
 
 
+def test_the_time_of_a_command_counts_from_the_first_import(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kairostep.cli.BEGAN", BEGAN - 7200)
+    monkeypatch.setattr(sys, "argv", ["kairostep", "train", "digits", *QUICK, "--output=run"])
+    main()
+    assert re.search("^this command took 2 h", capsys.readouterr().out, re.MULTILINE)
+    first = python("-X", "importtime", "-c", "import kairostep").stderr
+    assert first.index(" kairostep.began\n") < first.index(" torch\n")
+
+
 def test_the_warm_up_of_a_preset_shrinks_with_its_steps(capsys: pytest.CaptureFixture[str]) -> None:
     quick = [argument for argument in QUICK if not argument.startswith(("--warmup", "--steps"))]
     main(["train", "digits", *quick, "--steps=20", "--output=run"])
@@ -175,6 +188,26 @@ def test_bad_images_are_refused_if_that_is_asked_for(photos: Path, capsys: pytes
     assert "cats/torn.png (not an image, or of an unknown format)" in message
 
 
+def test_a_size_that_the_network_cannot_halve_is_named_as_it_is_typed(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = refused(capsys, *IMAGES, "--data.size=15")
+    assert message.startswith(
+        "--data.size must be divisible by 2 to be halved 1 times, got 15: pad to 16 (--data.size="
+    )
+    fixed = refused(capsys, "train", "digits", "--network.multipliers=1,1,1,1,1")
+    assert fixed.startswith("sample_size must be divisible by 16 to be halved 4 times, got 8: ")
+
+
+@pytest.mark.parametrize("option", ["folder=photos", "size=32", "classes=none"])
+def test_options_of_a_folder_name_the_preset_for_one(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name = option.partition("=")[0]
+    assert refused(capsys, "train", "digits", f"--data.{option}") == (
+        f"unknown option of data digits: {name}: valid are flip; a folder of images is trained on with "
+        "`kairostep train images --data.folder=FOLDER`"
+    )
+
+
 def test_images_that_are_too_small_are_told(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "at least one image must be readable and 64 pixels wide" in refused(capsys, *IMAGES, "--data.size=64")
 
@@ -187,5 +220,5 @@ def test_a_real_process_trains_and_leaves_out_a_bad_image(photos: Path) -> None:
     assert "cats/torn.jpg (" in ended.stderr
     assert ended.stderr.count("\n") == 1
     directory = re.search("run directory (runs/images-.*)", ended.stdout)[1]
-    assert f'DDPMPipeline.from_pretrained("{directory}/model")' in ended.stdout
+    assert f'; pipeline = DDPMPipeline.from_pretrained("{directory}/model")\n' in ended.stdout
     assert Path(directory, "model", "model_index.json").is_file()

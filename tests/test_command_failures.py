@@ -11,11 +11,11 @@ from kairostep.commands.failures import words_for
 from kairostep.training import Run
 
 
-def allocate_too_much(*_: Any) -> None:
+def allocate_too_much(*_: Any, **__: Any) -> None:
     torch.empty(2**55, dtype=torch.uint8)
 
 
-def raise_memory_error(*_: Any) -> None:
+def raise_memory_error(*_: Any, **__: Any) -> None:
     raise MemoryError
 
 
@@ -39,7 +39,7 @@ def test_the_memory_of_a_gpu_too() -> None:
 
 
 def test_a_mistake_in_the_code_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("shapes cannot be multiplied")
 
     monkeypatch.setattr(Run, "__init__", fail)
@@ -52,3 +52,26 @@ def test_an_option_without_a_value_is_told(capsys: pytest.CaptureFixture[str]) -
         kairostep.cli.main(["preview", "--output=--"])
     assert ended.value.code == 2
     assert "an option must have a value, got --" in capsys.readouterr().err
+
+
+def interrupt(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("line", "where", "told"),
+    [
+        ("analyse noise run", "noise_analysis.Study.of", "interrupted: nothing was written; the same command measures"),
+        ("analyse interdependence run", "checkpoint_analyses.Study.of", "interrupted: nothing was written; the same"),
+        ("evaluate run", "evaluate.open_processes", "interrupted: what was printed is in RUN/evaluations.jsonl, the"),
+        ("preview", "run_or_preset.find_run_or_preset", "interrupted\n"),
+    ],
+)
+def test_what_an_interrupted_command_leaves_is_told(
+    line: str, where: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(f"kairostep.commands.{where}", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        kairostep.cli.main(line.split())
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.startswith(f"kairostep: error: {told}")

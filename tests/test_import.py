@@ -33,7 +33,7 @@ def test_importing_kairostep_imports_torch_and_the_standard_library_alone() -> N
     packages = {name.split(".")[0] for name in new}
     assert packages - set(sys.stdlib_module_names) == {"kairostep"}  # no numpy either, unless torch brought it
     layers = {name.split(".")[1] for name in new if name.startswith("kairostep.")}
-    shared = {"arguments", "checks", "counters", "ranks", "registry", "renamed_options", "shares", "version"}
+    shared = {"arguments", "began", "checks", "counters", "ranks", "registry", "renamed_options", "shares", "version"}
     assert layers == {"by_name", "diffusion", "evaluation", "timesteps"} | shared
 
 

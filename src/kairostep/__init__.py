@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from kairostep import began  # noqa: F401  # first: it takes the time before torch is imported
 from kairostep import evaluation as evaluation
 from kairostep.by_name import from_name as from_name
 from kairostep.diffusion import EPSILON as EPSILON

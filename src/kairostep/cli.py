@@ -6,13 +6,15 @@ import logging
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
 
 import kairostep
+from kairostep.began import BEGAN
 from kairostep.commands.failures import RUN_ERROR, USAGE_ERROR, fail, missing_for, wait_for_first_process, words_for
 from kairostep.commands.leaving import leave_process_group
+from kairostep.commands.parser import Parser, refuse_misspelled, refuse_unread
 from kairostep.commands.streams import lossy_output, silent_without_reader
 
 NAMES = (
@@ -22,14 +24,6 @@ NAMES = (
 COMMANDS = {name: import_module(f"kairostep.commands.{name.replace('-', '_')}") for name in NAMES}
 WITH_SETTINGS = ("train", "preview", "analyse", "compare", "find-lr")  # of training, as --key=value
 LONG = ("train", "generate", "evaluate", "analyse", "compare", "find-lr")  # on disk: they go on without a reader
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that prints errors in one line, as all commands do."""
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with the code of wrong usage."""
-        fail(f"{message}: see {self.prog} --help", USAGE_ERROR)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -45,11 +39,12 @@ def read_and_run(arguments: Sequence[str] | None) -> None:
     """Parse the arguments and run the command."""
     parser = make_parser()
     known, settings = parser.parse_known_args(arguments)
+    known.began = BEGAN if arguments is None else time.monotonic()  # a caller in Python has imported this before
     known.typed = shlex.join(["kairostep", *(sys.argv[1:] if arguments is None else arguments)])
     if [] in vars(known).values():  # argparse reads --option=-- as an empty list
-        parser.error("an option must have a value, got --: leave it out, or pass one")
-    if settings and known.command not in WITH_SETTINGS:
-        parser.error(f"unrecognized arguments: {' '.join(settings)}")
+        known.parser.error("an option must have a value, got --: leave it out, or pass one")
+    refuse = refuse_misspelled if known.command in WITH_SETTINGS else refuse_unread
+    refuse(known.parser, settings)
     with lossy_output(known.command in LONG):
         run_command(known, settings)
 
@@ -72,10 +67,11 @@ def run_command(known: argparse.Namespace, settings: Sequence[str]) -> None:
             raise
         fail(message, RUN_ERROR)
     except KeyboardInterrupt:
-        fail("interrupted", 128 + signal.SIGINT)
+        kept = getattr(known, "kept", "")  # what a command that was interrupted leaves, where it says so
+        fail(f"interrupted: {kept}" if kept else "interrupted", 128 + signal.SIGINT)
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """Return the parser of all commands."""
     parser = Parser("kairostep", description=kairostep.__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

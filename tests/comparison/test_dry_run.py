@@ -1,4 +1,4 @@
-"""`compare --dry-run` trains nothing and says how long the comparison takes."""
+"""`compare --dry_run` trains nothing and says how long the comparison takes."""
 
 import time
 from pathlib import Path
@@ -16,7 +16,7 @@ from kairostep.training import Trainer
 def test_a_dry_run_trains_nothing_and_says_how_long_it_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kairostep.cli.main(command(tmp_path / "out", "--steps=1000", "--learning_rates", "1e-3,2e-3", "--dry-run"))
+    kairostep.cli.main(command(tmp_path / "out", "--steps=1000", "--learning_rates", "1e-3,2e-3", "--dry_run"))
     told = capsys.readouterr().out
     assert "uniform    4 x 1000 steps: about" in told
     assert "of training in all" in told

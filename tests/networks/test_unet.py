@@ -55,8 +55,11 @@ def test_dropout_acts_in_training_alone() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"sample_size": 28}, "divisible by 8 to be halved 3 times, got 28: pad to 32, or pass at most 3 multipliers"),
-        ({"sample_size": 7}, "got 7: pad to 8, or pass at most 1 multipliers"),
+        (
+            {"sample_size": 28},
+            r"by 8 to be halved 3 times, got 28: pad to 32 \(sample_size=32\), or pass at most 3 mul",
+        ),
+        ({"sample_size": 7}, r"got 7: pad to 8 \(sample_size=8\), or pass at most 1 multiplier$"),
         ({"multipliers": ()}, r"len\(multipliers\) must be a whole number of at least 1, got 0"),
         ({"multipliers": (1, 0)}, "multipliers must be a whole number of at least 1, got 0"),
         ({"attention": (16, 7)}, r"attention must name resolutions of this U-Net, \[32, 16, 8, 4\], got \[7\]"),

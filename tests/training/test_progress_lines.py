@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple, cast
 
 import pytest
 import torch
@@ -9,8 +11,11 @@ from small_runs import SMALL, configure
 
 import kairostep as ks
 from kairostep import progress_meter
-from kairostep.experiments import PRESETS, Component, Config, preset
-from kairostep.training.progress_lines import TrainingProgress, describe_noise, pairs_notes, warmup_notes
+from kairostep.experiments import PRESETS, Component, Config, Experiment, preset
+from kairostep.experiments.config import with_overrides
+from kairostep.experiments.parts import make_network
+from kairostep.training import Run
+from kairostep.training.progress_lines import TrainingProgress, cpu_notes, describe_noise, pairs_notes, warmup_notes
 from kairostep.training.stopwatch import Stopwatch
 
 
@@ -211,3 +216,55 @@ def test_pairs_over_several_processes_have_a_note() -> None:
         "are made over all 2 processes: they exchange the images, times and labels of each micro-batch; a new" in eager
     )
     assert "of each micro-batch, and run the backward pass eagerly, not as a CUDA graph; a new run with" in replayed
+
+
+SHAPES = {"digits": (1, 8, 8), "fashion_mnist": (1, 28, 28), "cifar10": (3, 32, 32), "images": (3, 64, 64)}
+
+
+def cpu_notes_of(config: Config, shape: tuple[int, ...] = (), num_threads: int = 2) -> list[str]:
+    """Return the notes for a run on so many threads of a CPU."""
+    shape = shape or SHAPES[config.data.name]
+    with torch.device("meta"):
+        model = make_network(config.network, shape[1], shape[0], None)
+    return cpu_notes(cast(Experiment, SimpleNamespace(config=config, dataset=FakeSet(shape), model=model)), num_threads)
+
+
+class FakeSet(NamedTuple):
+    """What a note reads of a data set."""
+
+    shape: tuple[int, ...]
+
+
+@pytest.mark.parametrize("name", ["digits", "digits-flow", "digits-edm", "fashion-mnist"])
+def test_presets_for_a_cpu_have_no_note_that_they_take_days(name: str) -> None:
+    assert cpu_notes_of(preset(name), num_threads=1) == []
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 16])
+def test_a_run_that_takes_a_cpu_days_has_a_note_with_settings_that_need_none(num_threads: int) -> None:
+    (note,) = cpu_notes_of(preset("images"), num_threads=num_threads)
+    assert (
+        "this run takes days on a CPU, 50000 steps of 64 samples 64x64 with 26.6M parameters: train on a GPU, or pass"
+        in note
+    )
+    settings = note.partition("or pass ")[2].split()
+    assert settings == ["--data.size=32", "--network.channels=32", "--steps=5000"]  # as docs/training.md has them
+    smaller = with_overrides(preset("images"), settings)
+    assert cpu_notes_of(smaller, (3, 32, 32), num_threads) == []
+
+
+def test_a_note_names_settings_that_the_run_has() -> None:
+    (latent,) = cpu_notes_of(preset("celebahq-ldm"), (3, 64, 64))
+    assert latent.endswith("or pass --network.channels=32 --steps=5000")
+    (transformer,) = cpu_notes_of(replace(preset("imagenet-dit")), (4, 32, 32))
+    assert transformer.endswith("or pass --steps=5000 and a smaller --network")
+
+
+def test_the_note_comes_before_a_run_on_a_cpu_where_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(configure(tmp_path / "run", SMALL))
+    assert not any("days on a CPU" in note for note in run.notes)
+    monkeypatch.setattr("kairostep.training.progress_lines.WORK_PER_SECOND", 1e-3)
+    assert any("days on a CPU" in note for note in run.notes)
+    monkeypatch.setattr(run.trainer, "step_number", 1)  # who resumes it knows
+    assert not any("days on a CPU" in note for note in run.notes)
+    run.lock.release()

@@ -238,7 +238,10 @@ def test_what_is_no_pipeline_loads_in_parts(
     assert isinstance(scheduler.from_pretrained(folder / "scheduler"), scheduler)
     assert not (folder / "model_index.json").exists()
     code = capsys.readouterr().out.split("or load the model: ")[1].strip()
-    exec(code, {})  # what the run printed works
+    loaded: dict[str, Any] = {}
+    exec(code, loaded)  # what the run printed works
+    assert_averaged_weights(run, loaded["unet"])
+    assert isinstance(loaded["scheduler"], scheduler)
     assert {"UNet2DModel", scheduler.__name__} <= set(re.findall(r"import (\w+)", code))
     if "label_dropout" in change:
         assert unet.config.num_class_embeds == 11  # ten digits, and none

@@ -18,7 +18,8 @@ Measures what the papers' figures show, as in
   kairostep analyse increments --process=cosine
 
 Of a run: its checkpoints (gradient-variance: all that were kept), with results in RUN/analysis as JSON. Of a preset:
-the settings of `kairostep train` may follow, and it is trained in ./analysis-NAME first; increments need no training.
+settings may follow (`kairostep train --help` lists them), and it is trained in ./analysis-NAME first; increments need
+no training.
 """
 PARSER = {"help": "measure training", "description": TEXT, "allow_abbrev": False}
 
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         analysis.add_argument("--weights", choices=["ema", "model"], default="model", help="averaged or not (model)")
         analysis.add_argument("--measure_seed", type=int, default=0, help="of rows and noise (0)")
         analysis.add_argument("--directory", type=Path, help="where a preset is trained (./analysis-NAME)")
+        analysis.set_defaults(kept="nothing was written; the same command measures from the start")
         add_output(analysis)
     increments = parse("increments", help="SpeeD's process increments and three areas, of any schedule")
     increments.usage = "kairostep analyse increments [RUN | PRESET] [--process=NAME ...] [--output FILE]"

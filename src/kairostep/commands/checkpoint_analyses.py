@@ -86,6 +86,7 @@ class Study:
         own = {"weights": self.known.weights, "seeds": [self.known.measure_seed], "sizes": sizes}
         facts = {**self.chosen.facts(self.known.typed, self.device), **own}
         write_in_run(self.directory, analysis, facts, result)
+        self.known.kept = f"the result is in {self.directory / 'analysis'}, but not all of --output was written"
         title = f"{analysis}: {self.directory}"
         write_output(self.known.output, analysis, facts, result, title=title, how_to_read=how, panels=panels)
 

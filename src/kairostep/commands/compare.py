@@ -24,7 +24,8 @@ Trains arms with the same seeds, data, initial weights and noise, and says which
   kairostep compare --table comparisons/digits [--baseline root_loss]
 
 An arm is a sampler, or one with settings of its own after it; the first arm is the baseline. Settings of all arms are
---key=value, as in `kairostep train`. The same command goes on where it was stopped, and may add arms and seeds.
+--key=value: `kairostep train --help` lists them. The same command goes on where it was stopped, and may add arms and
+seeds.
 """
 PARSER = {
     "help": "compare samplers on your data",
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--budget", help="time for this call, as in 30m or 2h: no run starts that would end later")
     add("--drop", action="store_true", help="no further seeds for arms that are worse already")
     add("--jobs", type=int, default=1, help="runs that train at once, one process and GPU each (1)")
-    add("--dry-run", action="store_true", help="show what would be trained and how long it takes")
+    add("--dry_run", action="store_true", help="show what would be trained and how long it takes")
     add("--table", type=Path, metavar="DIR", help="only show the comparison in a folder, as it is now")
     add("--output", type=Path, help="folder of the comparison")
     parser.set_defaults(run=run)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kairostep.checks import count
 from kairostep.commands.processes import open_processes
 
 TEXT = """\
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--held_out_images", type=int, help="of bound and losses (as in training)")
     add("--cache", type=Path, help="where statistics of the data are kept (~/.cache/kairostep)")
     add("--batch_size", type=int, default=64, help="images seen at once (64)")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, kept="what was printed is in RUN/evaluations.jsonl, the rest was not measured")
 
 
 def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
@@ -51,6 +52,8 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     names = ("images", "num", "inception", "inception_sha256", "features", "held_out_images", "cache", "batch_size")
     if known.checkpoint == "all" and known.images:
         raise ValueError(f"images are of one checkpoint, got --checkpoint all and --images {known.images}: name a step")
+    if known.num is not None:
+        count("--num_images", known.num, at_least=2, at_most=10**7, example=64)  # the request knows it as num
     request = EvaluationRequest(**{name: getattr(known, name) for name in names})
     if known.features:
         sys.path.append("")  # find modules in the working directory, as `python -m` does

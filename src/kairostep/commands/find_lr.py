@@ -14,11 +14,11 @@ Trains a short run at each of several rates and says which one ends with the low
   kairostep find-lr digits
   kairostep find-lr images --data.folder=photos --from 1e-4 --to 3e-3 --steps=2000 --picture rates.png
 
-Settings are --key=value, as in `kairostep train`. Unless you set --steps, a run takes a tenth of the steps of the
-preset or the file, but 100 at least and 3000 at most. Unless you set --warmup_steps, it has no warm-up. It writes
-metrics and a checkpoint, but no samples. The same command goes on where it was stopped, and may try further rates.
-Other settings are another sweep: they need another --output. Rates that suit a short run may be too large for a long
-one: try the run's own length if time allows.
+Settings are --key=value: `kairostep train --help` lists them. Unless you set --steps, a run takes a tenth of the steps
+of the preset or the file, but 100 at least and 3000 at most. Unless you set --warmup_steps, it has no warm-up. It
+writes metrics and a checkpoint, but no samples. The same command goes on where it was stopped, and may try further
+rates. Other settings are another sweep: they need another --output. Rates that suit a short run may be too large for a
+long one: try the run's own length if time allows.
 """
 PARSER = {
     "help": "find a learning rate by a short sweep",

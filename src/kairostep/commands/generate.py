@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from kairostep.checks import count
 from kairostep.commands.processes import open_processes
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
 
     names = ("solver", "steps", "seed", "guidance", "classes", "precision", "format", "batch_size")
     num = DEFAULT_NUM if known.num is None else known.num
+    count("--num_images", num, at_most=10**7, example=DEFAULT_NUM)  # `Request` knows it as num
     request = Request(num=num, **{name: getattr(known, name) for name in names})
     with open_processes(known.typed) as state:
         torch.backends.cudnn.benchmark = True

@@ -13,7 +13,7 @@ Shows where draws go and what is optimised, before any training and without data
   kairostep preview --sampler=logit_normal --process=linear --weighting=min_snr --prediction=epsilon
   kairostep preview cifar10-ddpm --sampler=speed --output speed.png
 
-Settings are those of `kairostep train`. A sampler that learns is shown as it starts.
+Settings are those that `kairostep train --help` lists. A sampler that learns is shown as it starts.
 """
 PARSER = {"help": "show what would be trained", "description": TEXT, "allow_abbrev": False}
 

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments other than settings."""
     parser.add_argument("--config", type=Path, help="a YAML file instead of a preset, such as config.yaml of a run")
     parser.add_argument("-h", "--help", action="store_true", help="show all settings")
-    parser.set_defaults(run=run, parser=parser)
+    parser.set_defaults(run=run)
 
 
 def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
@@ -45,17 +45,22 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
         config = configure(name if known.config else name or "digits", known.config, settings)
         print(known.parser.format_help() + "\n" + settings_help(config))
         return
-    train_run(configure(name, known.config, settings))
+    train_run(configure(name, known.config, settings), known.began)
 
 
-def train_run(config: "Config") -> None:
-    """Train a config in its output directory, or resume the run there."""
+def train_run(config: "Config", began: float | None = None) -> None:
+    """Train a config in its output directory, or resume the run there.
+
+    Args:
+        config: Of the run.
+        began: `time.monotonic()` when the command began. Default: now.
+    """
     from kairostep.training import LostProcess, Run, RunError
 
     if config.features:
         sys.path.append("")  # find modules in the working directory, as `python -m` does
     try:
-        run = Run(config)  # raises ValueError if the config is impossible
+        run = Run(config, began=began)  # raises ValueError if the config is impossible
         on_main, was_finished = run.accelerator.is_main_process, run.finished
         if on_main:
             print(run.description, flush=True)

@@ -74,7 +74,7 @@ def time_steps(config: Config) -> float:
 
 
 def describe_plan(plan: Plan, estimates: list[Estimate], jobs: int = 1) -> str:
-    """Return the plan in words, for `--dry-run`."""
+    """Return the plan in words, for `--dry_run`."""
     seeds = ", ".join(map(str, plan.seeds))
     lines = [f"{len(plan.arms)} arms, {plan.baseline} the baseline, seeds {seeds}, in {plan.output}"]
     if plan.rates:

@@ -75,12 +75,15 @@ def run_name(name: str, plain: Config, config: Config) -> str:
 
 def settings_help(config: Config) -> str:
     """Return the help text: a line for each setting, the names of parts, and the options of the chosen parts."""
+    import kairostep.experiments.parts  # noqa: F401  # registers all names; it brings the libraries that training needs
+
     lines, options = [], []
     for kind, registry in REGISTRIES.items():
         chosen = getattr(config, kind)
         if chosen.name in registry:
             given, valid = chosen.options, registry.options_of(chosen.name)
-            shown = [f"{name}={given.get(name, option.default)}" for name, option in valid.items()]
+            values = {name: "..." if option.required else option.default for name, option in valid.items()} | given
+            shown = [f"{name}={values[name]}" for name in valid]
             options.append(f"  --{kind}={chosen.name}: {', '.join(shown) or 'none'}")
     for field in fields(config):
         value = getattr(config, field.name)

@@ -1,6 +1,8 @@
 """Builds the objects that a config names."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -193,12 +195,26 @@ def make_network(config: Config, shape: tuple[int, ...], num_classes: int, *, co
         raise ValueError(f"samples must be square, got {height} x {width}: crop them first")
     sizes = (height, channels, num_classes or None)
     generator_state = torch.get_rng_state()
-    with torch.device("meta"):  # sizes without memory
+    with torch.device("meta"), size_named_as_typed(config):  # sizes without memory
         check_memory(config.network.name, parts.make_network(config.network, *sizes), copies)
     torch.manual_seed(config.seed)
     model = parts.make_network(config.network, *sizes)
     torch.set_rng_state(generator_state)
     return model
+
+
+@contextmanager
+def size_named_as_typed(config: Config) -> Iterator[None]:
+    """Call `sample_size` by the option that sets it in what a network refuses, if one does and latents do not scale it.
+
+    Anything else that sets the size of samples is named by its network alone.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if config.autoencoder is not None or "size" not in config.data.options:
+            raise
+        raise ValueError(str(error).replace("sample_size", "--data.size")) from error
 
 
 def check_memory(name: str, model: nn.Module, copies: int) -> None:

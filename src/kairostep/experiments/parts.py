@@ -31,6 +31,7 @@ from kairostep.renamed_options import new_names
 from kairostep.timesteps import SamplerContext, TimestepSampler
 
 FLOW_TIME_SCALE = 1000.0  # diffusers' flow schedulers pass t * 1000 to networks, which suits their time embeddings
+FOLDER_HINT = "; a folder of images is trained on with `kairostep train images --data.folder=FOLDER`"
 PREDICTIONS: dict[str, Prediction] = {"epsilon": EPSILON, "x0": X0, "v": V, "velocity": VELOCITY}
 
 for _schedule in ("linear", "cosine", "quadratic", "scaled_linear"):
@@ -118,7 +119,8 @@ def check_options(registry: Registry, component: Component) -> dict[str, Any]:
         if name in (renamed := new_names(kind, component.name)):
             raise ValueError(f"--{kind}.{name} is now --{kind}.{renamed[name]}: pass --{kind}.{renamed[name]}={value}")
         if name not in valid:
-            raise ValueError(unknown(f"option of {kind} {component.name}:", name, valid))
+            hint = FOLDER_HINT if kind == "data" and name in datasets.options_of("images") else ""
+            raise ValueError(unknown(f"option of {kind} {component.name}:", name, valid) + hint)
         options[name] = decode(f"--{kind}.{name}", valid[name].hint, value)
     missing = [name for name, argument in valid.items() if argument.required and name not in options]
     if missing:

@@ -54,10 +54,10 @@ def ddpm_unet(
 def _resolutions(sample_size: int, num_resolutions: int) -> list[int]:
     factor = 2 ** (count("len(multipliers)", num_resolutions) - 1)
     if count("sample_size", sample_size) % factor:
-        at_most = (sample_size & -sample_size).bit_length()
+        at_most, padded = (sample_size & -sample_size).bit_length(), -(-sample_size // factor) * factor
         raise ValueError(
             f"sample_size must be divisible by {factor} to be halved {num_resolutions - 1} times, got {sample_size}: "
-            f"pad to {-(-sample_size // factor) * factor}, or pass at most {at_most} multipliers"
+            f"pad to {padded} (sample_size={padded}), or pass at most {at_most} multiplier{'s' * (at_most > 1)}"
         )
     return [sample_size >> level for level in range(num_resolutions)]
 

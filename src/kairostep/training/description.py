@@ -1,8 +1,12 @@
-"""What a run is about to do, in three lines."""
+"""What a run is about to do, and what it has done, in a few lines each."""
+
+import shlex
+from pathlib import Path
 
 from accelerate import Accelerator
 
 from kairostep.experiments import Experiment
+from kairostep.progress_meter import duration
 from kairostep.training.step_mode import StepMode
 
 
@@ -34,4 +38,22 @@ def describe(
         f"{start}, {config.batch_size} images each, on {accelerator.num_processes} x {accelerator.device.type}, "
         f"{config.precision}; run directory {config.output}\n"
         f"speed {step_mode.mode}: {step_mode.why}"
+    )
+
+
+def describe_end(directory: Path, num_steps: int, seconds: tuple[float, float], loading: str) -> str:
+    """Return four lines: what was trained, how long the command took, and two ways to use the model.
+
+    Args:
+        directory: Of the run.
+        num_steps: Steps taken.
+        seconds: Of training, and of the command since it began.
+        loading: Code that loads the model.
+    """
+    training, total = map(duration, seconds)
+    return (
+        f"trained {num_steps} steps in {training} of training: {directory}\n"
+        f"this command took {total}, with start, held-out losses, samples and files\n"
+        f"make images with: kairostep generate {shlex.quote(str(directory))} --num_images 64\n"
+        f"or load the model: {loading}"
     )

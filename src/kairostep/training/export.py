@@ -27,11 +27,11 @@ def export(experiment: Experiment, model: nn.Module, directory: Path) -> str:
     parts = parts_of(experiment, model)
     if fits_ddpm_pipeline(experiment, parts):
         DDPMPipeline(**parts).save_pretrained(temporary)
-        code = loading_code(DDPMPipeline, directory)
+        code = loading_code("pipeline", DDPMPipeline, directory)
     else:
         for name, part in parts.items():
             save_part(part, temporary / name)
-        code = "; ".join(loading_code(type(part), directory / name) for name, part in parts.items())
+        code = "; ".join(loading_code(name, type(part), directory / name) for name, part in parts.items())
     for path in temporary.rglob("*.safetensors"):
         path.chmod(usual_mode())
     shutil.rmtree(directory, ignore_errors=True)
@@ -48,14 +48,14 @@ def save_part(part: Any, folder: Path) -> None:
         save_model(part, str(folder / "model.safetensors"))
 
 
-def loading_code(kind: type, folder: Path) -> str:
-    """Return the code that loads an object of this class from a folder."""
+def loading_code(name: str, kind: type, folder: Path) -> str:
+    """Return the code that loads an object of this class from a folder into a variable."""
     if not hasattr(kind, "from_pretrained"):
-        return f'from kairostep.runs import load_trained; load_trained("{folder.parent.parent}").model'
+        return f'from kairostep.runs import load_trained; {name} = load_trained("{folder.parent.parent}").model'
     package = {"diffusers": "diffusers", "kairostep": "kairostep.networks"}.get(
         kind.__module__.partition(".")[0], kind.__module__
     )
-    return f'from {package} import {kind.__name__}; {kind.__name__}.from_pretrained("{folder}")'
+    return f'from {package} import {kind.__name__}; {name} = {kind.__name__}.from_pretrained("{folder}")'
 
 
 def parts_of(experiment: Experiment, model: nn.Module) -> dict[str, Any]:

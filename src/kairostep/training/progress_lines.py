@@ -4,6 +4,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
+import torch
+from accelerate import Accelerator
+
 from kairostep.experiments import Config, Experiment
 from kairostep.experiments.settings import AUTO
 from kairostep.progress_meter import ProgressMeter, duration
@@ -14,6 +17,8 @@ FIRST_STEPS = 2  # of a run; they are slower than the others
 ESTIMATE_AFTER = 2.0  # seconds of the steps after the first
 LONG_ON_CPU = 1800.0  # seconds left from which on a GPU is suggested
 LONGEST_WARMUP = 10  # steps of a run for each step of its warm-up, at least
+DAYS_ON_CPU = 3.0  # that a run may take by a rough count without a note before it
+WORK_PER_SECOND = 7e10  # parameters x positions x images, on a thread; U-Nets of 7M and 27M took 1e11 and 4e10
 NOISE_FROM = 100  # steps before a sampler's noise ratio is shown
 NOISE_SETTLED = 0.02  # two noise ratios agree if they differ by less
 
@@ -120,15 +125,15 @@ def describe_noise(name: str, diagnostics: Mapping[str, float]) -> str:
 
 
 def notes_on(
-    asked: Config, experiment: Experiment, *, start: int = 0, num_processes: int = 1, replays: bool = False
+    asked: Config, experiment: Experiment, accelerator: Accelerator, *, start: int = 0, replays: bool = False
 ) -> list[str]:
     """Return what the user should know before a run, each note with the setting that changes it.
 
     Args:
         asked: The config that was passed, before defaults were filled in.
         experiment: The experiment that was built from it.
+        accelerator: Where it is trained.
         start: The step that the run starts or resumes at. A resumed run keeps its warm-up: there is no note on it.
-        num_processes: That train it.
         replays: Whether its steps are replayed as CUDA graphs.
     """
     config, notes = experiment.config, list[str]()
@@ -142,8 +147,38 @@ def notes_on(
             "no images are held out: there will be no held-out loss, no best checkpoint and no bound in `kairostep "
             "evaluate`; with 50 images or more --data.held_out=0.1 holds out a tenth"
         )
-    notes += pairs_notes(config, num_processes, replays=replays)
-    return notes if start else [*notes, *warmup_notes(config), *initial_weights_notes(config)]
+    notes += pairs_notes(config, accelerator.num_processes, replays=replays)
+    if start:
+        return notes
+    if accelerator.device.type == "cpu":
+        notes += cpu_notes(experiment, accelerator.num_processes * torch.get_num_threads())
+    return [*notes, *warmup_notes(config), *initial_weights_notes(config)]
+
+
+def cpu_notes(experiment: Experiment, num_threads: int) -> list[str]:
+    """Return a note if the run takes days on so many threads of a CPU by a rough count, with settings that take less.
+
+    The count is parameters x positions x images. A network with patches has a position for each, others for each pixel.
+    """
+    config, (height, width) = experiment.config, experiment.dataset.shape[1:]
+    patch = config.network.options.get("patch_size", 1)
+    num_parameters = sum(p.numel() for p in experiment.model.parameters())
+    work = num_parameters * height * width / patch**2 * config.steps * config.batch_size
+    if work < DAYS_ON_CPU * 86_400 * WORK_PER_SECOND * num_threads:
+        return []
+    smaller = {
+        "--data.size": (config.data.options.get("size", 0) if config.autoencoder is None else 0, 32),
+        "--network.channels": (config.network.options.get("channels", 0), 32),
+        "--steps": (config.steps, 5000),
+    }
+    settings = [f"{name}={less}" for name, (value, less) in smaller.items() if value > less]
+    if "channels" not in config.network.options:
+        settings.append("and a smaller --network" if settings else "a smaller --network")
+    return [
+        f"by a rough count this run takes days on a CPU, {config.steps} steps of {config.batch_size} samples "
+        f"{height}x{width} with {num_parameters / 1e6:.1f}M parameters: train on a GPU, or pass "
+        + (" ".join(settings) or "a smaller --batch_size")
+    ]
 
 
 def warmup_notes(config: Config) -> list[str]:

@@ -15,13 +15,12 @@ from safetensors import SafetensorError
 
 from kairostep.experiments import Config, build
 from kairostep.parallelism import launched
-from kairostep.progress_meter import duration
 from kairostep.runs.checkpoint import Checkpoints, check_same_checkpoint
 from kairostep.runs.directory import DirectoryLock, check, write_config
 from kairostep.runs.recorder import Recorder
 from kairostep.shares import share_of_process
 from kairostep.training.assembly import make_accelerator, make_batches, make_trainer, step_mode_of
-from kairostep.training.description import describe
+from kairostep.training.description import describe, describe_end
 from kairostep.training.export import export
 from kairostep.training.initial_weights import load_initial_weights
 from kairostep.training.interruption import Interruption
@@ -40,15 +39,18 @@ class Run:
         config: The experiment; `config.output` names the directory.
         measure_only: Write metrics and checkpoints alone, print no progress, and evaluate no more often than asked.
         go_on: How the user continues a run that was stopped, in words. Default: by `kairostep train`.
+        began: `time.monotonic()` when the command began, which is told how long it took. Default: now.
 
     Raises:
         ValueError: The config, the data or the directory is wrong. Nothing has been trained then.
     """
 
-    def __init__(self, config: Config, *, measure_only: bool = False, go_on: str = "") -> None:
+    def __init__(
+        self, config: Config, *, measure_only: bool = False, go_on: str = "", began: float | None = None
+    ) -> None:
         if config.output is None:
             raise ValueError("output must name the run directory, got none: pass --output=runs/NAME")
-        self.began, self.directory = time.monotonic(), Path(config.output)
+        self.began, self.directory = time.monotonic() if began is None else began, Path(config.output)
         self.accelerator, self.saved_step = make_accelerator(config), 0
         command = f"kairostep train --config {shlex.quote(str(self.directory / 'config.yaml'))}"
         self.go_on = go_on or f"go on with: {launched(command, self.accelerator.num_processes)}"
@@ -96,8 +98,8 @@ class Run:
         """What the user should know before this run trains, each note with the setting that changes it."""
         if self.finished:
             return []
-        num_processes, replays, start = self.accelerator.num_processes, self.step_mode.replays, self.trainer.step_number
-        return notes_on(self.asked, self.experiment, start=start, num_processes=num_processes, replays=replays)
+        start, replays = self.trainer.step_number, self.step_mode.replays
+        return notes_on(self.asked, self.experiment, self.accelerator, start=start, replays=replays)
 
     def train(self) -> None:
         """Train to the last step. SIGINT, SIGTERM and SIGHUP save a checkpoint and raise `SystemExit`.
@@ -291,9 +293,6 @@ class Run:
             on_main, model = self.accelerator.is_main_process, self.trainer.ema.model
             code = export(self.experiment, model, self.directory / "model") if on_main else ""
         self._save_samples()
-        say = self.accelerator.print  # in the first process alone
-        training, total = duration(self.clock.seconds()), duration(time.monotonic() - self.began)
-        say(f"trained {self.trainer.step_number} steps in {training} of training: {self.directory}", flush=True)
-        say(f"this command took {total}, with start, held-out losses, samples and files", flush=True)
-        say(f"make images with: kairostep generate {shlex.quote(str(self.directory))} --num_images 64", flush=True)
-        say(f"or load the model: {code}", flush=True)
+        seconds = (self.clock.seconds(), time.monotonic() - self.began)
+        told = describe_end(self.directory, self.trainer.step_number, seconds, code)
+        self.accelerator.print(told, flush=True)  # in the first process alone
