@@ -44,10 +44,13 @@ def test_fourteen_small_images_of_sixty_are_no_error(
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_usable_image_is_held_out_in_place_of_small_ones(streams: bool) -> None:
+def test_a_usable_image_is_held_out_in_place_of_small_ones(streams: bool, capsys: pytest.CaptureFixture[str]) -> None:
     make_photos(64, 14)
     main([*IMAGES, *(["--data.in_memory_bytes=0"] if streams else []), "--output=run"])
     (line,) = [line["held_out"] for line in lines_of(Path("run")) if "held_out" in line]
+    assert "note: only 1 image is held out, too few to tell runs apart: pass --data.held_out=0.1" in (
+        capsys.readouterr().err
+    )
     assert line["num_evaluations"] == 1
     assert line["loss"] > 0
 

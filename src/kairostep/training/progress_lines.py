@@ -19,6 +19,7 @@ LONG_ON_CPU = 1800.0  # seconds left from which on a GPU is suggested
 LONGEST_WARMUP = 10  # steps of a run for each step of its warm-up, at least
 DAYS_ON_CPU = 3.0  # that a run may take by a rough count without a note before it
 WORK_PER_SECOND = 7e10  # parameters x positions x images, on a thread; U-Nets of 7M and 27M took 1e11 and 4e10
+FEW_HELD_OUT = 10  # images of a folder
 NOISE_FROM = 100  # steps before a sampler's noise ratio is shown
 NOISE_SETTLED = 0.02  # two noise ratios agree if they differ by less
 
@@ -145,7 +146,13 @@ def notes_on(
     if config.held_out_images and experiment.held_out is None:
         notes.append(
             "no images are held out: there will be no held-out loss, no best checkpoint and no bound in `kairostep "
-            "evaluate`; with 50 images or more --data.held_out=0.1 holds out a tenth"
+            "evaluate`; with 50 usable images or more --data.held_out=0.1 holds out a tenth"
+        )
+    num = len(experiment.held_out) if config.data.name == "images" and experiment.held_out and not start else 0
+    if 0 < num < FEW_HELD_OUT:
+        notes.append(
+            f"only {num} {'image is' if num == 1 else 'images are'} held out, too few to tell runs apart: pass "
+            "--data.held_out=0.1 to a new run, or add images"
         )
     notes += pairs_notes(config, accelerator.num_processes, replays=replays)
     if start:
