@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from kairostep.checks import count, function, positive_share, share
+from kairostep.checks import count, function_of_t, positive_share, share
 from kairostep.counters import RowRandom, key_tensor
 from kairostep.ranks import rank, sum_over_ranks, world_size
 from kairostep.registry import samplers
@@ -94,7 +94,9 @@ class LeastNoise(TableSampler):
         super().__init__(num_bins, beta=1.0, stratified=stratified, seed=seed)
         self.set_optimizer(optimizer)
         self.floor = positive_share("floor", floor)
-        self.loss_weight = None if loss_weight is None else function("loss_weight", loss_weight, "objective.weight")
+        self.loss_weight = (
+            None if loss_weight is None else function_of_t("loss_weight", loss_weight, "objective.weight")
+        )
         self.rows_per_probe = count("rows_per_probe", rows_per_probe)
         self.warmup = count("warmup", warmup, at_least=0, example=100)
         self.refresh = count("refresh", refresh)

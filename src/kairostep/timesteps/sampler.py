@@ -16,6 +16,7 @@ from kairostep.registry import samplers
 from kairostep.timesteps.context import SamplerContext
 from kairostep.timesteps.histogram import bin_index, quantile
 from kairostep.timesteps.representation import represent
+from kairostep.timesteps.shown import check_loss_at, check_shown
 
 S = TypeVar("S", bound="TimestepSampler")
 P = ParamSpec("P")
@@ -23,7 +24,6 @@ P = ParamSpec("P")
 UNSHOWN = 100  # draws in a row of which a sampler that learns is shown no loss, before it says so
 LARGEST = 1e15  # a loss, drop or reward beyond it counts as not finite: sums of its square would overflow float32
 
-ONE_PER_ROW = 'compute losses with reduction="none" and reduce all dimensions but the first, losses.flatten(1).mean(1)'
 KIND = "kind"  # entry of a state that names the class it belongs to; states of earlier versions have none
 
 LossAt = Callable[[Tensor, Tensor], Tensor]
@@ -82,6 +82,7 @@ class TimestepSampler(nn.Module):
     how_to_show: str = "write `with sampler.observe(x0, drawn, losses): optimizer.step()`"
     num_bins: int = 1  # in which it keeps losses; one at a step that spans several counts in each of them
     num_unshown: int = 0  # draws since it was last shown a loss
+    knows_loss_at: bool = False  # whether a `loss_at` that it was given had the right arguments
     _micro_batches: tuple[tuple[Tensor, Timesteps, Tensor], ...] = ()  # shown for the step to come
     _observation_waits: bool = False
 
@@ -150,7 +151,7 @@ class TimestepSampler(nn.Module):
         self.num_unshown = 0
         learns_from_all = self.learns_from_all or not self.uses_loss_at
         if getattr(type(self).observe, "takes_micro_batches", False) and learns_from_all:
-            self._micro_batches = (*self._micro_batches, (rows_for(self, x0), drawn, losses))
+            self._micro_batches = (*self._micro_batches, (rows_for(self, x0), drawn, losses.detach()))
 
     def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Name the optimizer whose steps it observes; the built-in trainer does. By default nothing depends on it."""
@@ -220,26 +221,6 @@ def check_kind(sampler: TimestepSampler, saved: Tensor | None) -> None:
         raise ValueError(
             f"a sampler must load the state of its own kind, got that of {name} for {own}: "
             f"make a {name} with the arguments it was saved with"
-        )
-
-
-def check_shown(x0: Tensor, drawn: Timesteps, losses: Tensor) -> None:
-    """Raise unless there is one loss for each row that was drawn for."""
-    shape = tuple(losses.shape) if isinstance(losses, Tensor) else losses
-    if shape != tuple(drawn.t.shape) or len(x0) != len(losses):
-        raise ValueError(
-            f"losses must be one value per sample, {tuple(drawn.t.shape)}, got {shape} for {len(x0)} rows of x0: "
-            f"show the batch that was drawn for, and {ONE_PER_ROW}"
-        )
-
-
-def check_loss_at(sampler: TimestepSampler, loss_at: LossAt | None, call: str = "loss_at(rows, t)") -> None:
-    """Raise if the sampler needs `loss_at` and it is missing."""
-    if sampler.uses_loss_at and loss_at is None:
-        raise ValueError(
-            f"{type(sampler).__name__} asks for losses at other times: `observe` needs loss_at, got None; write "
-            f"`with sampler.observe(x0, drawn, losses, loss_at): optimizer.step()`, where {call} returns the losses of "
-            "these rows of the batch at these times"
         )
 
 
