@@ -82,6 +82,9 @@ class TimestepSampler(nn.Module):
     how_to_show: str = "write `with sampler.observe(x0, drawn, losses): optimizer.step()`"
     num_bins: int = 1  # in which it keeps losses; one at a step that spans several counts in each of them
     num_unshown: int = 0  # draws since it was last shown a loss
+    _num_rows_drawn: int = 0  # since its last observation
+    _num_rows_shown: int = 0  # since its last observation
+    _num_partial_steps: int = 0  # observations in a row that saw the losses of half the rows drawn, or fewer
     knows_loss_at: bool = False  # whether a `loss_at` that it was given had the right arguments
     _micro_batches: tuple[tuple[Tensor, Timesteps, Tensor], ...] = ()  # shown for the step to come
     _observation_waits: bool = False
@@ -149,6 +152,7 @@ class TimestepSampler(nn.Module):
         """
         check_shown(x0, drawn, losses)
         self.num_unshown = 0
+        self._num_rows_shown += len(losses)
         learns_from_all = self.learns_from_all or not self.uses_loss_at
         if getattr(type(self).observe, "takes_micro_batches", False) and learns_from_all:
             self._micro_batches = (*self._micro_batches, (rows_for(self, x0), drawn, losses.detach()))
@@ -168,10 +172,11 @@ class TimestepSampler(nn.Module):
         """Return the call that makes it, such as `RootLoss(num_bins=20, decay=0.99, floor=0.1)`."""
         return represent(self)
 
-    def _count_draw(self) -> None:
+    def _count_draw(self, x0: Tensor) -> None:
         """Warn once after 100 draws without a call to `observe`. Draws without gradients do not count."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
+        self._num_rows_drawn += len(x0)
         self.num_unshown += 1
         if self.num_unshown == UNSHOWN:
             name = type(self).__name__
@@ -179,6 +184,21 @@ class TimestepSampler(nn.Module):
                 f"{UNSHOWN} draws in a row were followed by no loss, so {name} learns nothing: {self.how_to_show}; "
                 "to draw without learning, sample under torch.no_grad()",
                 stacklevel=4,
+            )
+
+    def _count_observation(self, num_rows: int) -> None:
+        """Warn once after 100 observations in a row before each of which most rows were drawn and not shown."""
+        drawn, shown = self._num_rows_drawn, self._num_rows_shown + num_rows
+        self.num_unshown = self._num_rows_drawn = self._num_rows_shown = 0
+        is_partial = 0 < 2 * shown <= drawn and (self.learns_from_all or not self.uses_loss_at)
+        self._num_partial_steps = self._num_partial_steps + 1 if is_partial else 0
+        if self._num_partial_steps == UNSHOWN:
+            warnings.warn(
+                f"in {UNSHOWN} steps in a row {type(self).__name__} drew for {drawn // shown} times as many rows as it "
+                "saw losses of, so it learns from a part of each batch: with gradient accumulation call "
+                "sampler.show(x0, drawn, losses) after each micro-batch but the last; to draw without learning, sample "
+                "under torch.no_grad()",
+                stacklevel=3,
             )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -235,7 +255,7 @@ def learns_from_step(
     ) -> AbstractContextManager[None]:
         check_shown(x0, drawn, losses)
         check_loss_at(self, loss_at)
-        self.num_unshown = 0
+        self._count_observation(len(losses))
         if self._observation_waits:
             self._observation_waits = False
             raise RuntimeError(
