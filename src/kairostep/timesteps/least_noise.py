@@ -21,6 +21,7 @@ from kairostep.timesteps.gradient_size import (
     signed_size,
     trained_parameters,
     warn_of_plain_norm,
+    warn_of_useless_probes,
 )
 from kairostep.timesteps.histogram import with_floor
 from kairostep.timesteps.noise import noise_savings
@@ -124,6 +125,7 @@ class LeastNoise(TableSampler):
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
         """Record the losses of all ranks and micro-batches, and probe rows of the last micro-batch if it is time."""
+        self._named_optimizer()  # raises at the first step if there is none, not at the first probe
         num_before, probed = self.steps.num_steps, None
         number = probe_number(num_before, self.warmup)
         if number is not None:
@@ -210,6 +212,8 @@ class LeastNoise(TableSampler):
             number, found = probed
             message = sum_over_ranks(torch.cat([sums.flatten(), found]))
             self.record_probe(number, message[sums.numel() :])
+            if number == SWEEP - 1 and t.device.type == "cpu":
+                warn_of_useless_probes(self.log_ratios.num_skipped, SWEEP)
             sums = message[: sums.numel()].view_as(sums)
         self.squares.merge(sums, (1 - 1 / num_steps) ** FORGETTING)
         if num_steps >= self.warmup and num_steps % self.refresh == 0:

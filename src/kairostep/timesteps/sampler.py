@@ -158,7 +158,9 @@ class TimestepSampler(nn.Module):
             self._micro_batches = (*self._micro_batches, (rows_for(self, x0), drawn, losses.detach()))
 
     def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Name the optimizer whose steps it observes; the built-in trainer does. By default nothing depends on it."""
+        """Name the optimizer whose steps it observes, also to samplers inside; the built-in trainer does."""
+        for sampler in self.inner:
+            sampler.set_optimizer(optimizer)
 
     def density(self, num_bins: int = 100) -> Tensor:
         """Return where the draws go now: the mass of equal bins of [0, 1], (num_bins,), summing to 1."""
