@@ -5,14 +5,16 @@ import warnings
 import pytest
 import torch
 from samplers import batch, build, build_model, losses_of
+from torch import nn
 
 import kairostep as ks
 from kairostep.timesteps.sampler import UNSHOWN
 
 
-def train(sampler: ks.TimestepSampler, num_steps: int, *, accumulate: int = 4, shows: bool = False) -> None:
+def train(
+    sampler: ks.TimestepSampler, model: nn.Module, num_steps: int, *, accumulate: int = 4, shows: bool = False
+) -> None:
     """Take steps of several micro-batches, and observe the last alone or show the others too."""
-    model = build_model()
     for step in range(num_steps):
         for number in range(accumulate):
             x0 = batch(accumulate * step + number, num_rows=16)
@@ -26,23 +28,26 @@ def train(sampler: ks.TimestepSampler, num_steps: int, *, accumulate: int = 4, s
 
 @pytest.mark.parametrize("name", ["root_loss", "infonoise", "loss_second_moment", "least_noise", "curriculum"])
 def test_a_learner_that_sees_a_quarter_of_its_draws_says_so_once(name: str) -> None:
-    sampler = build(name, build_model())
-    train(sampler, UNSHOWN - 1)
+    model = build_model()
+    sampler = build(name, model)
+    train(sampler, model, UNSHOWN - 1)
     with pytest.warns(UserWarning, match=r"drew for 4 times as many rows as it saw .*sampler\.show\(x0, drawn") as told:
-        train(sampler, 1)
+        train(sampler, model, 1)
     assert len(told) == 1
-    train(sampler, 2 * UNSHOWN)  # once is enough
+    train(sampler, model, 2 * UNSHOWN)  # once is enough
 
 
 @pytest.mark.parametrize("name", ["root_loss", "least_noise", "curriculum"])
 def test_a_learner_that_sees_all_its_draws_says_nothing(name: str) -> None:
-    train(build(name, build_model()), UNSHOWN + 1, shows=True)
-    train(build(name, build_model()), UNSHOWN + 1, accumulate=1)
+    for options in ({"shows": True}, {"accumulate": 1}):
+        model = build_model()
+        train(build(name, model), model, UNSHOWN + 1, **options)
 
 
 @pytest.mark.parametrize("name", ["adaptive", "gradient_variance", "uniform"])
 def test_a_sampler_that_learns_nothing_from_the_others_says_nothing(name: str) -> None:
-    train(build(name, build_model()), UNSHOWN + 1)
+    model = build_model()
+    train(build(name, model), model, UNSHOWN + 1)
 
 
 def test_draws_of_evaluations_and_draws_observed_together_do_not_count() -> None:
@@ -57,9 +62,9 @@ def test_draws_of_evaluations_and_draws_observed_together_do_not_count() -> None
 
 
 def test_a_single_step_that_sees_all_ends_the_row() -> None:
-    sampler = ks.RootLoss()
+    sampler, model = ks.RootLoss(), build_model()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(3):
-            train(sampler, UNSHOWN - 1)
-            train(sampler, 1, shows=True)
+            train(sampler, model, UNSHOWN - 1)
+            train(sampler, model, 1, shows=True)
