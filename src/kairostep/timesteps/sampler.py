@@ -191,10 +191,13 @@ class TimestepSampler(nn.Module):
     def _count_observation(self, num_rows: int) -> None:
         """Warn once after 100 observations in a row before each of which most rows were drawn and not shown."""
         drawn, shown = self._num_rows_drawn, self._num_rows_shown + num_rows
-        self.num_unshown = self._num_rows_drawn = self._num_rows_shown = 0
+        self.num_unshown = self._num_rows_drawn = 0
+        if self._num_rows_shown:  # setting an attribute of a Module takes a microsecond
+            self._num_rows_shown = 0
         is_partial = 0 < 2 * shown <= drawn and (self.learns_from_all or not self.uses_loss_at)
-        self._num_partial_steps = self._num_partial_steps + 1 if is_partial else 0
-        if self._num_partial_steps == UNSHOWN:
+        if is_partial or self._num_partial_steps:
+            self._num_partial_steps = self._num_partial_steps + 1 if is_partial else 0
+        if is_partial and self._num_partial_steps == UNSHOWN:
             warnings.warn(
                 f"in {UNSHOWN} steps in a row {type(self).__name__} drew for {drawn // shown} times as many rows as it "
                 "saw losses of, so it learns from a part of each batch: with gradient accumulation call "
