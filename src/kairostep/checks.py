@@ -1,5 +1,6 @@
 """Checks of constructor arguments: the rule, the value and the fix in one sentence."""
 
+import inspect
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -100,11 +101,22 @@ def count(name: str, value: int, *, at_least: int = 1, at_most: int = LARGEST, e
     return int(value)
 
 
-def function(name: str, value: Callable[..., Any], example: str) -> Callable[..., Any]:
-    """Return `value` if it can be called."""
-    if not callable(value):
-        raise ValueError(f"{name} must be a function, got {value!r}: pass for instance {name}={example}")
+def function_of_t(name: str, value: Callable[..., Any], example: str) -> Callable[..., Any]:
+    """Return `value` if it is a function of one argument: a weighting and an objective take more."""
+    if not callable(value) or not takes(value, 1):
+        raise ValueError(f"{name} must be a function of t alone, got {value!r}: pass for instance {name}={example}")
     return value
+
+
+def takes(function: Callable[..., Any], num_arguments: int) -> bool:
+    """Whether a function can be called with so many arguments, also if it is written in C and does not tell."""
+    try:
+        inspect.signature(function).bind(*[None] * num_arguments)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
 
 
 def choice(name: str, value: str, valid: Iterable[str]) -> str:

@@ -204,3 +204,12 @@ def test_it_moves_and_is_saved_as_a_sampler() -> None:
     restored.load_state_dict(PathSampler(ks.RootLoss(), CondOTProbPath()).state_dict())
     rows = torch.empty(4, 0)
     assert torch.equal(restored.sample(rows).t, PathSampler(ks.RootLoss(), CondOTProbPath()).sample(rows).t)
+
+
+def test_what_was_not_drawn_by_the_path_sampler_is_refused() -> None:
+    sampler, x_1, losses = PathSampler(ks.RootLoss(), CondOTProbPath()), torch.zeros(8, 2), torch.zeros(8)
+    drawn = sampler.sample(x_1)
+    for wrong in (drawn.t, drawn.drawn):
+        for show in (sampler.observe, sampler.show):
+            with pytest.raises(ValueError, match=r"`sample` of the PathSampler returned, got .*not drawn\.t"):
+                show(x_1, wrong, losses)  # type: ignore[operator]

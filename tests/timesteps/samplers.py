@@ -176,9 +176,9 @@ def gloo_rank(rank: int, folder: str) -> Iterator[None]:
 LEARNING = tuple(name for name in SAMPLERS if build(name, build_model()).learns)
 
 
-def build_taught(name: str, seed: int = 0) -> ks.TimestepSampler:
-    """Return a sampler that has seen `TAUGHT_STEPS`."""
-    model = build_model()
+def build_taught(name: str, seed: int = 0, model: nn.Module | None = None) -> ks.TimestepSampler:
+    """Return a sampler that has seen `TAUGHT_STEPS` of this model, which they train."""
+    model = model or build_model()
     sampler = build(name, model, seed)
     teach(sampler, model, TAUGHT_STEPS)
     return sampler

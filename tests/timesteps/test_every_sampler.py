@@ -225,7 +225,8 @@ def test_a_cast_to_half_precision_leaves_the_sampler_exact(name: str) -> None:
 
 @every_sampler
 def test_says_whether_it_looks_at_x0_and_asks_for_losses(name: str) -> None:
-    model, sampler, asked = build_model(), build_taught(name), []
+    model, asked = build_model(), []
+    sampler = build_taught(name, model=model)
     state = {key: value.clone() for key, value in sampler.state_dict().items()}
     drawn = [sampler.sample(batch(7)).t]
     sampler.load_state_dict(state)
@@ -246,19 +247,20 @@ def test_says_whether_it_looks_at_x0_and_asks_for_losses(name: str) -> None:
 
 @every_sampler
 def test_micro_batches_of_a_step_teach_what_one_batch_does(name: str) -> None:
-    whole, parts = build_taught(name), build_taught(name)
-    model = build_model()
+    models = build_model(), build_model()
+    whole, parts = (build_taught(name, model=model) for model in models)
     for step in range(60, 64):
         x0 = batch(step)
-        drawn, loss_at = whole.sample(x0), losses_of(model, x0)
+        drawn, loss_at = whole.sample(x0), losses_of(models[0], x0)
         parts.sample(x0)
         losses = loss_at(torch.arange(64), drawn.t).detach()
         for part in (slice(0, 16), slice(16, 48)):
             parts.show(x0[part], ks.Timesteps(drawn.t[part], drawn.weight[part]), losses[part])
         end = slice(48, 64)
-        last = x0[end], ks.Timesteps(drawn.t[end], drawn.weight[end]), losses[end], losses_of(model, x0[end])
+        last = x0[end], ks.Timesteps(drawn.t[end], drawn.weight[end]), losses[end]
         measures_the_last = whole.uses_loss_at and not whole.learns_from_all  # its loss_at knows no other rows
-        with whole.observe(*(last if measures_the_last else (x0, drawn, losses, loss_at))), parts.observe(*last):
+        seen = (*last, losses_of(models[0], x0[end])) if measures_the_last else (x0, drawn, losses, loss_at)
+        with whole.observe(*seen), parts.observe(*last, losses_of(models[1], x0[end])):
             pass
     if isinstance(parts, ks.LeastNoise) and isinstance(whole, ks.LeastNoise):  # their probes are of other rows
         parts, whole = parts.squares, whole.squares

@@ -94,7 +94,8 @@ def test_a_learner_that_is_shown_nothing_says_so_once(name: str) -> None:
 
 @pytest.mark.parametrize("name", LEARNING)
 def test_a_step_that_raises_teaches_nothing(name: str) -> None:
-    model, sampler = build_model(), build_taught(name)
+    model = build_model()
+    sampler = build_taught(name, model=model)
     before = {key: value.clone() for key, value in sampler.state_dict().items() if "steps" not in key}
     x0 = batch(0)
     with torch.no_grad():

@@ -1,6 +1,7 @@
 """Draws by the size of single gradients in the optimizer's metric."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -238,3 +239,44 @@ def test_draws_by_what_it_learned_keep_every_mean() -> None:
     for function in (torch.ones_like, torch.square, torch.exp):
         found = (mass * drawn.weight.double() * function(drawn.t).double()).sum()
         assert_close(found, function(drawn.t).double().mean(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_missing_optimizer_shows_at_the_first_step(within: bool) -> None:
+    problem = ScaledRegression()
+    own = ks.LeastNoise()
+    sampler = ks.Curriculum(ks.Uniform(), own, start=0, end=0) if within else own
+    with pytest.raises(ValueError, match=r"must know the optimizer, got none: .*ks\.LeastNoise\(optimizer\)"):
+        problem.train(sampler, 1)
+    sampler.set_optimizer(problem.optimizer)  # to the sampler inside too
+    problem.train(sampler, 2)
+    with pytest.raises(ValueError, match="also on a copy"):
+        problem.train(copy.deepcopy(sampler), 1)
+
+
+def test_the_optimizer_of_another_model_is_noticed() -> None:
+    """The first probe knows, on any device; the end of the first sweep says that nothing was learned."""
+    problem, other = ScaledRegression(), torch.nn.Linear(3, 3)
+    sampler = ks.LeastNoise(torch.optim.SGD(other.parameters(), lr=0.1), warmup=2)
+    problem.train(sampler, 8)
+    with pytest.warns(UserWarning, match=r"depend on none of the 2 parameters .*pass the optimizer, or the parameters"):
+        problem.train(sampler, 1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")  # once for each place
+        problem.train(sampler, 9)
+    assert len(told) == 2
+    assert "none of the first 10 probes" in str(told[1].message)
+    assert int(sampler.diagnostics()["skipped_probes"]) == 10
+
+
+def test_a_sweep_of_losses_that_are_not_finite_is_noticed_once() -> None:
+    class Infinite(ScaledRegression):
+        def scale(self, t: Tensor) -> Tensor:
+            return torch.full_like(t, torch.inf)
+
+    problem = Infinite()
+    sampler = ks.LeastNoise(problem.optimizer, warmup=1)
+    problem.train(sampler, 13)
+    with pytest.warns(UserWarning, match="none of the first 10 probes found a gradient that is finite and above 0"):
+        problem.train(sampler, 1)
+    problem.train(sampler, 60)  # more sweeps

@@ -26,6 +26,8 @@ class Objective:
     time is the step for a DiscreteProcess, t for a flow, log(sigma) / 4 for EDM.
     """
 
+    _has_read_times: bool = False  # on a GPU
+
     def __init__(
         self,
         process: Process,
@@ -54,15 +56,8 @@ class Objective:
         self, model: Callable[..., Any], x0: Tensor, t: Tensor, *, noise: Tensor | None = None, **cond: Any
     ) -> Tensor:
         """Return the losses (B,) of x0 (B, ...) at t (B,), in float32 or better; `noise` is drawn unless given."""
-        if x0.ndim == 0:
-            raise ValueError("x0 must be a batch (B, ...), got a single number: pass x0[None] and t[None]")
-        if t.shape != x0.shape[:1] or not t.is_floating_point():
-            raise ValueError(
-                f"t must be a float in [0, 1] for each row of x0, {tuple(x0.shape[:1])}, "
-                f"got {t.dtype} of shape {tuple(t.shape)}: pass drawn.t, not drawn.index(...)"
-            )
-        if not x0.is_floating_point():
-            raise ValueError(f"x0 must be floating point, got {x0.dtype}: scale images to [-1, 1] first")
+        check_batch_and_times(x0, t)
+        self._check_range(t)
         noise = torch.randn_like(x0) if noise is None else noise
         if noise.shape != x0.shape:
             raise ValueError(
@@ -112,5 +107,48 @@ class Objective:
         """Return the function of t that turns this loss into the variational bound, by which the paper rewards."""
         return self.reweighting(vlb(self.process))
 
+    def _check_range(self, t: Tensor) -> None:
+        """Raise for times outside [0, 1]: always on a CPU, elsewhere at the first call, since reading them waits.
+
+        Times that have no values yet, while something is compiled, traced or recorded, are not checked.
+        """
+        if torch.compiler.is_compiling() or type(t) is not Tensor or t.numel() == 0:
+            return
+        if t.device.type != "cpu":
+            if self._has_read_times or t.is_meta or (t.is_cuda and torch.cuda.is_current_stream_capturing()):
+                return
+            self._has_read_times = True
+        try:
+            low, high = (end.item() for end in t.detach().aminmax())
+        except RuntimeError:  # under torch.vmap, or where waiting for the device is an error
+            return
+        if not 0 <= low <= high <= 1:
+            raise ValueError(
+                f"t must be in [0, 1], 0 being clean data and 1 pure noise, got {low:.6g} to {high:.6g}: pass drawn.t, "
+                "and for step i of T pass (i + 0.5) / T"
+            )
+
     def _reweighted(self, weighting: Weighting, t: Tensor) -> Tensor:
         return weighting(self.process.log_snr(t), self.prediction) / self.weight(t)
+
+
+def check_batch_and_times(x0: Tensor, t: Tensor) -> None:
+    """Raise unless these are clean samples (B, ...) and one time (B,) for each, in floating point."""
+    if not isinstance(x0, Tensor):
+        raise ValueError(
+            f"x0 must be a tensor, the clean batch (B, ...), got {type(x0).__name__}: write objective(model, x0, t)"
+        )
+    if x0.ndim == 0:
+        raise ValueError("x0 must be a batch (B, ...), got a single number: pass x0[None] and t[None]")
+    if not isinstance(t, Tensor):
+        raise ValueError(
+            f"t must be a float in [0, 1] for each row of x0, {tuple(x0.shape[:1])}, got {type(t).__name__}: pass "
+            "drawn.t, where drawn is what `sample` returned"
+        )
+    if t.shape != x0.shape[:1] or not t.is_floating_point():
+        raise ValueError(
+            f"t must be a float in [0, 1] for each row of x0, {tuple(x0.shape[:1])}, "
+            f"got {t.dtype} of shape {tuple(t.shape)}: pass drawn.t, not drawn.index(...)"
+        )
+    if not x0.is_floating_point():
+        raise ValueError(f"x0 must be floating point, got {x0.dtype}: scale images to [-1, 1] first")

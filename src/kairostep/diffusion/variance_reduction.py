@@ -13,6 +13,7 @@ from kairostep.checks import count, positive
 from kairostep.counters import RowRandom
 from kairostep.diffusion.process import Process
 from kairostep.timesteps.sampler import Timesteps, TimestepSampler
+from kairostep.timesteps.shown import check_drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,12 @@ def antithetic_pairs(process: Process, x0: Tensor, drawn: Timesteps, *, threshol
     (`Adaptive`) breaks this, because neighbours in t exchange rows.
     """
     positive("threshold", threshold, example=0.1)
+    call = "antithetic_pairs(process, x0, drawn)"
+    if not hasattr(process, "at"):
+        raise ValueError(
+            f"process must be one such as ks.DiscreteProcess.linear(), got {type(process).__name__}: write {call}"
+        )
+    check_drawn(x0, drawn, call)
     if x0.shape[:1] != drawn.t.shape:
         raise ValueError(f"drawn must be of this batch of {len(x0)} rows, got {len(drawn.t)}: sampler.sample(x0)")
     rows, sign = pair_rows(process, drawn.t, threshold)

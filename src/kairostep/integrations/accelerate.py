@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from kairostep.files import whole_file
 from kairostep.integrations.foreign_loop import load_state, name_of, require_sampler
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
-from kairostep.timesteps.sampler import check_loss_at
+from kairostep.timesteps.shown import check_loss_at, check_shown
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -81,9 +81,10 @@ class Accelerated(TimestepSampler):
         self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None
     ) -> AbstractContextManager[None]:
         """Wrap the optimizer's step and learn from it. Only samplers with `uses_loss_at` need `loss_at`."""
+        check_shown(x0, drawn, losses)
         check_loss_at(self.sampler, loss_at)  # of the first micro-batch too
         if not self.accelerator.sync_gradients:
-            self.show(x0, drawn, losses.detach())
+            self.show(x0, drawn, losses)
             return nullcontext()
         return self.sampler.observe(x0, drawn, losses.detach(), loss_at)
 

@@ -30,7 +30,7 @@ from kairostep.integrations.foreign_loop import give_loss_weight, require_sample
 from kairostep.integrations.noise_levels import FlowSteps
 from kairostep.timesteps import LossAt, Tabulated, Timesteps, TimestepSampler
 from kairostep.timesteps.histogram import BELOW_ONE
-from kairostep.timesteps.sampler import check_loss_at
+from kairostep.timesteps.shown import check_loss_at, check_shown
 
 PREDICTIONS: dict[str, Prediction] = {"epsilon": EPSILON, "sample": X0, "v_prediction": V}
 SCHEMES = ("sigma_sqrt", "logit_normal", "mode", "cosmap", "none")  # of diffusers' scripts for flow models
@@ -162,13 +162,14 @@ class Scheduled(TimestepSampler):
         self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None
     ) -> AbstractContextManager[None]:
         """Wrap the optimizer's step. Only samplers with `uses_loss_at` need `loss_at(rows, timesteps)`."""
+        check_shown(x0, drawn, losses)
         check_loss_at(self.sampler, loss_at, "loss_at(rows, timesteps)")
         at = loss_at and (lambda rows, t: loss_at(rows, self.process.time(t)))
         return self.sampler.observe(x0, drawn, losses.detach(), at)
 
     def show(self, x0: Tensor, drawn: Timesteps, losses: Tensor) -> None:
         """Show a micro-batch of the next step: each but the last, which `observe` shows."""
-        self.sampler.show(x0, drawn, losses.detach())
+        self.sampler.show(x0, drawn, losses)
 
     def density(self, num_bins: int = 100) -> Tensor:
         """Return where the draws go now, from the least noisy timesteps to the noisiest: (num_bins,), summing to 1."""

@@ -21,6 +21,7 @@ from kairostep.integrations.foreign_loop import require_sampler
 from kairostep.integrations.noise_levels import OfTime, ReadProcess
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
 from kairostep.timesteps.histogram import BELOW_ONE
+from kairostep.timesteps.shown import check_loss_at, check_shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +69,25 @@ class PathSampler(nn.Module):
         self, x_1: Tensor, drawn: PathTimes, losses: Tensor, loss_at: LossAt | None = None
     ) -> AbstractContextManager[None]:
         """Wrap the optimizer's step. `loss_at(rows, t)` is called with the path's time."""
+        own = own_time(drawn)
+        check_shown(x_1, own, losses)
+        check_loss_at(self.sampler, loss_at)
         at = loss_at and (lambda rows, t: loss_at(rows, to_path_time(t)))
-        return self.sampler.observe(x_1, drawn.drawn, losses.detach(), at)
+        return self.sampler.observe(x_1, own, losses.detach(), at)
 
     def show(self, x_1: Tensor, drawn: PathTimes, losses: Tensor) -> None:
         """Show a micro-batch of the next step: each but the last, which `observe` shows."""
-        self.sampler.show(x_1, drawn.drawn, losses.detach())
+        self.sampler.show(x_1, own_time(drawn), losses)
+
+
+def own_time(drawn: PathTimes) -> Timesteps:
+    """Return what was drawn in kairostep's time."""
+    if not isinstance(drawn, PathTimes):
+        raise ValueError(
+            f"drawn must be what `sample` of the PathSampler returned, got {type(drawn).__name__}: write "
+            "observe(x_1, drawn, losses), with drawn itself and not drawn.t"
+        )
+    return drawn.drawn
 
 
 def to_path_time(t: Tensor) -> Tensor:

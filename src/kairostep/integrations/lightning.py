@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kairostep.integrations.foreign_loop import load_state, name_of, require_sampler
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
-from kairostep.timesteps.sampler import check_loss_at
+from kairostep.timesteps.shown import check_loss_at, check_shown
 
 log = logging.getLogger("kairostep")
 
@@ -62,12 +62,8 @@ class TimestepSampling(Callback):
                 "a sampler's losses belong to training with this callback, and none is going on: pass it, "
                 "L.Trainer(callbacks=[sampling]); in validation return the losses at uniform times"
             )
+        check_shown(x0, drawn, losses)
         check_loss_at(self.sampler, loss_at)
-        if losses.shape != drawn.weight.shape:
-            raise ValueError(
-                f"losses must be one value per sample, {tuple(drawn.weight.shape)}, got {tuple(losses.shape)}: reduce "
-                "over all dimensions but the first, for instance losses.flatten(1).mean(1)"
-            )
         self._drawn, self._latest = (
             False,
             (x0, drawn, losses.detach(), loss_at and _in_precision_of(self._trainer, loss_at)),

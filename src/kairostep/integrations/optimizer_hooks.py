@@ -12,7 +12,8 @@ from torch.utils.hooks import RemovableHandle
 
 from kairostep.integrations.foreign_loop import require_sampler
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
-from kairostep.timesteps.sampler import check_loss_at, rows_for
+from kairostep.timesteps.sampler import rows_for
+from kairostep.timesteps.shown import check_loss_at, check_shown
 
 
 class FollowedZeroGrad:
@@ -81,6 +82,7 @@ class StepObserver:
         """Show the batch of the next step: `losses` (B,) at `drawn.t`, before `drawn.weight`."""
         if not self._handles:
             raise RuntimeError("an observer must be on its optimizer, but remove() was called: make a new StepObserver")
+        check_shown(x0, drawn, losses)
         check_loss_at(self.sampler, loss_at)
         if self._depth and not self._in_closure:
             self._abandon()

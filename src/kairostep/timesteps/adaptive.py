@@ -180,13 +180,13 @@ class Adaptive(TimestepSampler):
     # Algorithm 1: drawing
     def sample(self, x0: Tensor) -> Timesteps:
         """Return one time and one weight for each row of x0 (B, ...)."""
-        self._count_draw()
         with torch.no_grad():
-            return self._draw(x0)
+            drawn = self._draw(x0)
+        self._count_draw(x0)
+        return drawn
 
     def _draw(self, x0: Tensor) -> Timesteps:
-        v = self.draws(x0)
-        beta = self.distribution(x0)
+        v, beta = self.draws(x0), self.distribution(x0)
         learned = beta.quantile(((v - self.floor) / (1 - self.floor)).clamp(min=2**-25).to(beta.a.dtype)).to(v.dtype)
         u = torch.where(v < self.floor, v / max(self.floor, 2**-25), learned) if self.floor else learned
         weight = (-self.log_prob(beta, u)).exp().to(v.dtype) if self.unbiased else torch.ones_like(u)

@@ -74,8 +74,9 @@ class TableSampler(TimestepSampler):
 
     def sample(self, x0: Tensor) -> Timesteps:
         """Return one time and one weight for each row of x0 (B, ...)."""
-        self._count_draw()
-        return self.table.draw(self.draws(x0))
+        drawn = self.table.draw(self.draws(x0))
+        self._count_draw(x0)
+        return drawn
 
     def density(self, num_bins: int = 100) -> Tensor:
         """Return where the draws go now: (num_bins,), summing to 1."""

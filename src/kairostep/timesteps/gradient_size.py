@@ -35,6 +35,12 @@ def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ..
         raise ValueError(REENTRANT) from error
     if any(gradient is None for gradient in found) and _has_reentrant_checkpoint(loss):
         raise ValueError(REENTRANT)
+    if all(gradient is None for gradient in found):  # known without waiting for the device, unlike a gradient of 0
+        warnings.warn(
+            f"the losses depend on none of the {len(parameters)} parameters whose gradient is measured, so that it is "
+            "0: pass the optimizer, or the parameters, of the model that computes these losses",
+            stacklevel=2,
+        )
     return tuple(torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True))
 
 
@@ -59,6 +65,16 @@ def warn_of_plain_norm(optimizer: torch.optim.Optimizer) -> None:
             f"what {name} divides gradients by cannot be read from its state, so they are measured by the plain norm: "
             f"the density that is least noisy in it may not be so for {name}'s steps; AdamW is read, and RootLoss "
             "needs no optimizer",
+            stacklevel=3,
+        )
+
+
+def warn_of_useless_probes(num_skipped: Tensor, num_probes: int) -> None:
+    """Warn if all probes of the first sweep were skipped. Reading their number waits for the device."""
+    if int(num_skipped) == num_probes:
+        warnings.warn(
+            f"none of the first {num_probes} probes found a gradient that is finite and above 0, so LeastNoise draws "
+            "as RootLoss does: check that loss_at returns finite losses of the model whose optimizer it was given",
             stacklevel=3,
         )
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from kairostep.checks import count, function, positive_share, share
+from kairostep.checks import count, function_of_t, positive_share, share
 from kairostep.counters import RowRandom, key_tensor
 from kairostep.ranks import rank, sum_over_ranks, world_size
 from kairostep.registry import samplers
@@ -21,6 +21,7 @@ from kairostep.timesteps.gradient_size import (
     signed_size,
     trained_parameters,
     warn_of_plain_norm,
+    warn_of_useless_probes,
 )
 from kairostep.timesteps.histogram import with_floor
 from kairostep.timesteps.noise import noise_savings
@@ -94,7 +95,9 @@ class LeastNoise(TableSampler):
         super().__init__(num_bins, beta=1.0, stratified=stratified, seed=seed)
         self.set_optimizer(optimizer)
         self.floor = positive_share("floor", floor)
-        self.loss_weight = None if loss_weight is None else function("loss_weight", loss_weight, "objective.weight")
+        self.loss_weight = (
+            None if loss_weight is None else function_of_t("loss_weight", loss_weight, "objective.weight")
+        )
         self.rows_per_probe = count("rows_per_probe", rows_per_probe)
         self.warmup = count("warmup", warmup, at_least=0, example=100)
         self.refresh = count("refresh", refresh)
@@ -122,6 +125,7 @@ class LeastNoise(TableSampler):
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
         """Record the losses of all ranks and micro-batches, and probe rows of the last micro-batch if it is time."""
+        self._named_optimizer()  # raises at the first step if there is none, not at the first probe
         num_before, probed = self.steps.num_steps, None
         number = probe_number(num_before, self.warmup)
         if number is not None:
@@ -208,6 +212,8 @@ class LeastNoise(TableSampler):
             number, found = probed
             message = sum_over_ranks(torch.cat([sums.flatten(), found]))
             self.record_probe(number, message[sums.numel() :])
+            if number == SWEEP - 1 and t.device.type == "cpu":
+                warn_of_useless_probes(self.log_ratios.num_skipped, SWEEP)
             sums = message[: sums.numel()].view_as(sums)
         self.squares.merge(sums, (1 - 1 / num_steps) ** FORGETTING)
         if num_steps >= self.warmup and num_steps % self.refresh == 0:

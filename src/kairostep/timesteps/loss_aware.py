@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kairostep.checks import count, function, positive, positive_share, renamed_arguments
+from kairostep.checks import count, function_of_t, positive, positive_share, renamed_arguments
 from kairostep.ranks import gather_over_ranks, world_size
 from kairostep.registry import samplers
 from kairostep.timesteps.bin_means import BinMeans
@@ -256,7 +256,7 @@ def check_loss_weight(loss_weight: Callable[[Tensor], Tensor]) -> Callable[[Tens
         raise ValueError(
             "loss_weight must be a function of t, got torch.exp, of log-SNR: leave it out, it means the same"
         )
-    return function("loss_weight", loss_weight, "objective.x0_weight")
+    return function_of_t("loss_weight", loss_weight, "objective.x0_weight")
 
 
 def log_widths(log_snr: Tensor) -> Tensor:

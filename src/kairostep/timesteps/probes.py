@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from kairostep.ranks import rank
-from kairostep.timesteps.sampler import ONE_PER_ROW, LossAt
+from kairostep.timesteps.sampler import LossAt
+from kairostep.timesteps.shown import ONE_PER_ROW
 
 T = TypeVar("T")
 

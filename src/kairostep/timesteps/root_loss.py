@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from kairostep.checks import count, function, positive_share, share
+from kairostep.checks import count, function_of_t, positive_share, share
 from kairostep.ranks import world_size
 from kairostep.registry import samplers
 from kairostep.timesteps.bin_means import BinMeans
@@ -57,7 +57,9 @@ class RootLoss(TableSampler):
     ) -> None:
         super().__init__(num_bins, beta=1.0, stratified=stratified, seed=seed)
         self.floor = positive_share("floor", floor)
-        self.loss_weight = None if loss_weight is None else function("loss_weight", loss_weight, "objective.weight")
+        self.loss_weight = (
+            None if loss_weight is None else function_of_t("loss_weight", loss_weight, "objective.weight")
+        )
         self.warmup = count("warmup", warmup, at_least=0, example=100)
         self.refresh = count("refresh", refresh)
         self.gate = share("gate", gate)

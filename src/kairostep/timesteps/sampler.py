@@ -16,6 +16,7 @@ from kairostep.registry import samplers
 from kairostep.timesteps.context import SamplerContext
 from kairostep.timesteps.histogram import bin_index, quantile
 from kairostep.timesteps.representation import represent
+from kairostep.timesteps.shown import check_loss_at, check_shown
 
 S = TypeVar("S", bound="TimestepSampler")
 P = ParamSpec("P")
@@ -23,7 +24,6 @@ P = ParamSpec("P")
 UNSHOWN = 100  # draws in a row of which a sampler that learns is shown no loss, before it says so
 LARGEST = 1e15  # a loss, drop or reward beyond it counts as not finite: sums of its square would overflow float32
 
-ONE_PER_ROW = 'compute losses with reduction="none" and reduce all dimensions but the first, losses.flatten(1).mean(1)'
 KIND = "kind"  # entry of a state that names the class it belongs to; states of earlier versions have none
 
 LossAt = Callable[[Tensor, Tensor], Tensor]
@@ -82,6 +82,10 @@ class TimestepSampler(nn.Module):
     how_to_show: str = "write `with sampler.observe(x0, drawn, losses): optimizer.step()`"
     num_bins: int = 1  # in which it keeps losses; one at a step that spans several counts in each of them
     num_unshown: int = 0  # draws since it was last shown a loss
+    _num_rows_drawn: int = 0  # since its last observation
+    _num_rows_shown: int = 0  # since its last observation
+    _num_partial_steps: int = 0  # observations in a row that saw the losses of half the rows drawn, or fewer
+    knows_loss_at: bool = False  # whether a `loss_at` that it was given had the right arguments
     _micro_batches: tuple[tuple[Tensor, Timesteps, Tensor], ...] = ()  # shown for the step to come
     _observation_waits: bool = False
 
@@ -148,12 +152,15 @@ class TimestepSampler(nn.Module):
         """
         check_shown(x0, drawn, losses)
         self.num_unshown = 0
+        self._num_rows_shown += len(losses)
         learns_from_all = self.learns_from_all or not self.uses_loss_at
         if getattr(type(self).observe, "takes_micro_batches", False) and learns_from_all:
-            self._micro_batches = (*self._micro_batches, (rows_for(self, x0), drawn, losses))
+            self._micro_batches = (*self._micro_batches, (rows_for(self, x0), drawn, losses.detach()))
 
     def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Name the optimizer whose steps it observes; the built-in trainer does. By default nothing depends on it."""
+        """Name the optimizer whose steps it observes, also to samplers inside; the built-in trainer does."""
+        for sampler in self.inner:
+            sampler.set_optimizer(optimizer)
 
     def density(self, num_bins: int = 100) -> Tensor:
         """Return where the draws go now: the mass of equal bins of [0, 1], (num_bins,), summing to 1."""
@@ -167,10 +174,11 @@ class TimestepSampler(nn.Module):
         """Return the call that makes it, such as `RootLoss(num_bins=20, decay=0.99, floor=0.1)`."""
         return represent(self)
 
-    def _count_draw(self) -> None:
+    def _count_draw(self, x0: Tensor) -> None:
         """Warn once after 100 draws without a call to `observe`. Draws without gradients do not count."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
+        self._num_rows_drawn += len(x0)
         self.num_unshown += 1
         if self.num_unshown == UNSHOWN:
             name = type(self).__name__
@@ -178,6 +186,24 @@ class TimestepSampler(nn.Module):
                 f"{UNSHOWN} draws in a row were followed by no loss, so {name} learns nothing: {self.how_to_show}; "
                 "to draw without learning, sample under torch.no_grad()",
                 stacklevel=4,
+            )
+
+    def _count_observation(self, num_rows: int) -> None:
+        """Warn once after 100 observations in a row before each of which most rows were drawn and not shown."""
+        drawn, shown = self._num_rows_drawn, self._num_rows_shown + num_rows
+        self.num_unshown = self._num_rows_drawn = 0
+        if self._num_rows_shown:  # setting an attribute of a Module takes a microsecond
+            self._num_rows_shown = 0
+        is_partial = 0 < 2 * shown <= drawn and (self.learns_from_all or not self.uses_loss_at)
+        if is_partial or self._num_partial_steps:
+            self._num_partial_steps = self._num_partial_steps + 1 if is_partial else 0
+        if is_partial and self._num_partial_steps == UNSHOWN:
+            warnings.warn(
+                f"in {UNSHOWN} steps in a row {type(self).__name__} drew for {drawn // shown} times as many rows as it "
+                "saw losses of, so it learns from a part of each batch: with gradient accumulation call "
+                "sampler.show(x0, drawn, losses) after each micro-batch but the last; to draw without learning, sample "
+                "under torch.no_grad()",
+                stacklevel=3,
             )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -223,26 +249,6 @@ def check_kind(sampler: TimestepSampler, saved: Tensor | None) -> None:
         )
 
 
-def check_shown(x0: Tensor, drawn: Timesteps, losses: Tensor) -> None:
-    """Raise unless there is one loss for each row that was drawn for."""
-    shape = tuple(losses.shape) if isinstance(losses, Tensor) else losses
-    if shape != tuple(drawn.t.shape) or len(x0) != len(losses):
-        raise ValueError(
-            f"losses must be one value per sample, {tuple(drawn.t.shape)}, got {shape} for {len(x0)} rows of x0: "
-            f"show the batch that was drawn for, and {ONE_PER_ROW}"
-        )
-
-
-def check_loss_at(sampler: TimestepSampler, loss_at: LossAt | None, call: str = "loss_at(rows, t)") -> None:
-    """Raise if the sampler needs `loss_at` and it is missing."""
-    if sampler.uses_loss_at and loss_at is None:
-        raise ValueError(
-            f"{type(sampler).__name__} asks for losses at other times: `observe` needs loss_at, got None; write "
-            f"`with sampler.observe(x0, drawn, losses, loss_at): optimizer.step()`, where {call} returns the losses of "
-            "these rows of the batch at these times"
-        )
-
-
 def learns_from_step(
     observe: Callable[Concatenate[S, P], Iterator[None]],
 ) -> Callable[Concatenate[S, P], AbstractContextManager[None]]:
@@ -254,7 +260,7 @@ def learns_from_step(
     ) -> AbstractContextManager[None]:
         check_shown(x0, drawn, losses)
         check_loss_at(self, loss_at)
-        self.num_unshown = 0
+        self._count_observation(len(losses))
         if self._observation_waits:
             self._observation_waits = False
             raise RuntimeError(
