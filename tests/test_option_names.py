@@ -19,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
         ("generate run -n 4", "unrecognized arguments: -n 4: see kairostep generate --help"),
         ("report", "the following arguments are required: RUN: see kairostep report --help"),
         ("compare digits --dry-rnu", "unknown option --dry-rnu: did you mean --dry_run? See"),
+        ("compare digits --ouput x", "unknown option --ouput: did you mean --output? See kairostep compare --help"),
         ("compare digits --arsm=uniform", "unknown option --arsm: did you mean --arms? See"),
         ("find-lr digits --fctor 2", "unknown option --fctor: did you mean --factor? See kairostep find-lr --help"),
         ("analyse noise run --bnis 3", "unknown option --bnis: did you mean --bins? See kairostep analyse noise"),

@@ -109,7 +109,7 @@ def function_of_t(name: str, value: Callable[..., Any], example: str) -> Callabl
 
 
 def takes(function: Callable[..., Any], num_arguments: int) -> bool:
-    """Whether a function can be called with so many arguments, also if it is written in C and does not tell."""
+    """Whether a function can be called with so many arguments; True if it does not say, as some written in C."""
     try:
         inspect.signature(function).bind(*[None] * num_arguments)
     except TypeError:

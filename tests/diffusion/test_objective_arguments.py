@@ -19,6 +19,14 @@ def network(x: Tensor, time: Tensor) -> Tensor:
     return x / 2
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_times_of_half_precision_stay_within_the_last_step(dtype: torch.dtype) -> None:
+    """bfloat16 has no 999, and 0.999 is 1 there."""
+    losses = OBJECTIVE(network, X0, torch.tensor([0.0, 0.5, 0.996, 0.999, 0.9999, 1.0], dtype=dtype))
+    assert losses.shape == (6,)
+    assert losses.isfinite().all()
+
+
 @pytest.mark.parametrize(
     "t",
     [

@@ -8,6 +8,7 @@ from samplers import batch, build, build_model, losses_of
 from torch import nn
 
 import kairostep as ks
+from kairostep.integrations.optimizer_hooks import StepObserver
 from kairostep.timesteps.sampler import UNSHOWN
 
 
@@ -59,6 +60,28 @@ def test_draws_of_evaluations_and_draws_observed_together_do_not_count() -> None
         drawn = ks.Timesteps(torch.cat([one.t, other.t]), torch.cat([one.weight, other.weight]))
         with sampler.observe(torch.cat([x0, x0]), drawn, torch.rand(128)):
             pass
+
+
+def test_a_closure_that_draws_at_each_call_is_no_partial_step() -> None:
+    """The optimizer calls it several times a step, of which the first counts."""
+    sampler, model = ks.RootLoss(), build_model()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-3, max_iter=4)
+    observer = StepObserver(sampler, optimizer)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        x0 = batch(0, num_rows=16)
+        drawn = sampler.sample(x0)
+        losses = losses_of(model, x0)(torch.arange(16), drawn.t)
+        observer.show(x0, drawn, losses.detach())
+        losses.mean().backward()
+        return losses.mean()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(UNSHOWN + 1):
+            optimizer.step(closure)
+    assert sampler.steps.num_steps == UNSHOWN + 1
 
 
 def test_a_single_step_that_sees_all_ends_the_row() -> None:

@@ -171,7 +171,8 @@ def show_plans(plans: "dict[str, Plan]", jobs: int) -> None:
     """Print what would be trained."""
     from kairostep.comparison.estimate import describe_plan, estimate
 
-    print("timing some steps of each arm that has no runs yet", file=sys.stderr, flush=True)
+    if any(not (plan.output / "runs" / arm).exists() for plan in plans.values() for arm in plan.names):
+        print("timing some steps of each arm that has no runs yet", file=sys.stderr, flush=True)
     for plan in plans.values():
         print(describe_plan(plan, estimate(plan), jobs), flush=True)
 
@@ -209,7 +210,7 @@ def show_table(known: argparse.Namespace, settings: Sequence[str], targets: "lis
     from kairostep.registry import unknown
 
     folder = known.table
-    given = [f"--{name}" for name in FOR_TRAINING if getattr(known, name) not in (None, False, 1)]
+    given = [f"--{name}" for name in FOR_TRAINING if getattr(known, name) != known.parser.get_default(name)]
     studies = [place for place in (folder, *sorted(folder.glob("*"))) if has_logs(place)]
     given += ["--baseline"] if studies and known.baseline else []
     if settings or given:

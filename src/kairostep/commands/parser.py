@@ -45,7 +45,8 @@ class Parser(argparse.ArgumentParser):
 def refuse_unread(parser: Parser, unread: Sequence[str]) -> None:
     """Exit with an error if a command without settings was given arguments that it has not read."""
     if unread:
-        near = {one: None for word in unread if word.startswith("-") for one in nearest(name_of(word), parser.options)}
+        names = [name_of(word) for word in unread if word.startswith("-")]
+        near = {one: None for name in names for one in nearest(name, parser.options) if one != name}
         meant = f": did you mean {' or '.join(near)}?" if near else ""
         parser.error(f"unrecognized arguments: {' '.join(unread)}{meant}")
 
@@ -62,7 +63,7 @@ def refuse_misspelled(parser: Parser, settings: Sequence[str]) -> None:
         name = name_of(word)
         is_setting = name.partition(".")[0].replace("-", "_") in {key.replace("-", "_") for key in keys}
         near = nearest(name, [*keys, *parser.options]) if name.startswith("--") and not is_setting else []
-        if near and not set(near) <= set(keys):
+        if set(near) & set(parser.options):
             parser.error(f"unknown option {name}: did you mean {' or '.join(near)}?")
 
 

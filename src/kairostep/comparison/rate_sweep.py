@@ -65,9 +65,9 @@ class RateSweep:
         else:
             text = f"{choice}the smallest rate within {100 * CLOSE:g} % of {ending} at {self.best:g}"
         if self.best == max(self.losses):
-            text += "; it is the largest rate tried: pass a larger --to"
+            text += f"; {self.best:g} is the largest rate tried: pass a larger --to"
         elif self.suggested == min(self.losses):
-            text += "; it is the smallest rate tried: pass a smaller --from"
+            text += f"; {self.suggested:g} is the smallest rate tried: pass a smaller --from"
         return text
 
 

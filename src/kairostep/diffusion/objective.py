@@ -110,7 +110,7 @@ class Objective:
     def _check_range(self, t: Tensor) -> None:
         """Raise for times outside [0, 1]: always on a CPU, elsewhere at the first call, since reading them waits.
 
-        Times that have no values yet, while something is compiled, traced or recorded, are not checked.
+        Times that have no values yet, while something is compiled or recorded, are not checked.
         """
         if torch.compiler.is_compiling() or type(t) is not Tensor or t.numel() == 0:
             return
@@ -151,4 +151,5 @@ def check_batch_and_times(x0: Tensor, t: Tensor) -> None:
             f"got {t.dtype} of shape {tuple(t.shape)}: pass drawn.t, not drawn.index(...)"
         )
     if not x0.is_floating_point():
-        raise ValueError(f"x0 must be floating point, got {x0.dtype}: scale images to [-1, 1] first")
+        fix = "scale images to [-1, 1] first, and in loss_at pass rows of the batch, x0[rows]"
+        raise ValueError(f"x0 must be floating point, got {x0.dtype}: {fix}")

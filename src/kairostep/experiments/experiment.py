@@ -205,7 +205,7 @@ def make_network(config: Config, shape: tuple[int, ...], num_classes: int, *, co
 
 @contextmanager
 def size_named_as_typed(config: Config) -> Iterator[None]:
-    """Call `sample_size` by the option that sets it in what a network refuses, if one does and latents do not scale it.
+    """In a network's error, name `--data.size` instead of `sample_size`, if that option sets it.
 
     Anything else that sets the size of samples is named by its network alone.
     """

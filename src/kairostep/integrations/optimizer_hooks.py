@@ -71,7 +71,7 @@ class StepObserver:
         self._num_dropped = 0  # of those shown, whose gradients are gone
         self._entered: AbstractContextManager[None] | None = None
         self._depth = 0  # of steps within steps: an optimizer's step may call that of its base class, which hooks too
-        self._in_closure = False
+        self._in_closure = self._has_closure = False
         self._handles: list[RemovableHandle | FollowedZeroGrad] = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
@@ -110,6 +110,7 @@ class StepObserver:
         if self._depth > 1:
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # the first argument is the optimizer
+        self._has_closure = closure is not None
         if closure is None:
             return self._enter()
         followed = partial(self._follow, closure)
@@ -152,6 +153,10 @@ class StepObserver:
         entered, self._entered, self._shown, self._num_dropped = self._entered, None, [], 0
         if entered is not None:
             entered.__exit__(None, None, None)
+        if self._has_closure:  # it draws at each of its calls, and the first one counts
+            for sampler in self.sampler.modules():
+                if isinstance(sampler, TimestepSampler):
+                    sampler.num_rows_drawn = 0
 
     def _drop(self) -> None:
         """Record that the gradients of the shown batches are gone, unless a batch was shown before its backward pass.

@@ -106,7 +106,8 @@ class Curriculum(TimestepSampler):
     def diagnostics(self) -> dict[str, Tensor]:
         """Return the diagnostics of both. Probe evaluations are added up; skipped losses are the same for both.
 
-        What draws save (`noise_savings`) is that of the sampler that draws alone, unknown while both draw.
+        What draws save (`noise_savings`) is that of the sampler that draws alone: NaN while both do, or while it is one
+        that does not learn.
         """
         first, then, share = self.first.diagnostics(), self.then.diagnostics(), self.share()
         probes = [own["probe_evaluations"] for own in (first, then) if "probe_evaluations" in own]

@@ -9,7 +9,7 @@ ABOVE_ZERO = 2**-25  # the least t that is drawn: at 0 there may be no noise at 
 
 def bin_index(t: Tensor, num_bins: int) -> Tensor:
     """Return the equal bin each t in [0, 1] falls into: int64 in 0..num_bins-1."""
-    return (t * num_bins).floor().clamp(0, num_bins - 1).long()
+    return (t * num_bins).floor().long().clamp(0, num_bins - 1)  # bfloat16 has no 999: 1000 bins need whole numbers
 
 
 def quantile(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

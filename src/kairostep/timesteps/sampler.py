@@ -82,7 +82,7 @@ class TimestepSampler(nn.Module):
     how_to_show: str = "write `with sampler.observe(x0, drawn, losses): optimizer.step()`"
     num_bins: int = 1  # in which it keeps losses; one at a step that spans several counts in each of them
     num_unshown: int = 0  # draws since it was last shown a loss
-    _num_rows_drawn: int = 0  # since its last observation
+    num_rows_drawn: int = 0  # since its last observation
     _num_rows_shown: int = 0  # since its last observation
     _num_partial_steps: int = 0  # observations in a row that saw the losses of half the rows drawn, or fewer
     knows_loss_at: bool = False  # whether a `loss_at` that it was given had the right arguments
@@ -178,7 +178,7 @@ class TimestepSampler(nn.Module):
         """Warn once after 100 draws without a call to `observe`. Draws without gradients do not count."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
-        self._num_rows_drawn += len(x0)
+        self.num_rows_drawn += len(x0)
         self.num_unshown += 1
         if self.num_unshown == UNSHOWN:
             name = type(self).__name__
@@ -189,9 +189,9 @@ class TimestepSampler(nn.Module):
             )
 
     def _count_observation(self, num_rows: int) -> None:
-        """Warn once after 100 observations in a row before each of which most rows were drawn and not shown."""
-        drawn, shown = self._num_rows_drawn, self._num_rows_shown + num_rows
-        self.num_unshown = self._num_rows_drawn = 0
+        """Warn after 100 observations in a row that saw losses of half of the rows drawn, or fewer."""
+        drawn, shown = self.num_rows_drawn, self._num_rows_shown + num_rows
+        self.num_unshown = self.num_rows_drawn = 0
         if self._num_rows_shown:  # setting an attribute of a Module takes a microsecond
             self._num_rows_shown = 0
         is_partial = 0 < 2 * shown <= drawn and (self.learns_from_all or not self.uses_loss_at)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 ONE_PER_ROW = 'compute losses with reduction="none" and reduce all dimensions but the first, losses.flatten(1).mean(1)'
 
+LOSS_AT = "def loss_at(rows, t): return losses_of(x0[rows], t)"
+
 
 def check_drawn(x0: Tensor, drawn: "Timesteps", call: str) -> None:
     """Raise unless these are a clean batch and what `sample` returned; `call` shows the order of arguments."""
@@ -46,20 +48,20 @@ def check_shown(x0: Tensor, drawn: "Timesteps", losses: Tensor) -> None:
 def check_loss_at(
     sampler: "TimestepSampler", loss_at: Callable[..., Tensor] | None, call: str = "loss_at(rows, t)"
 ) -> None:
-    """Raise if the sampler needs `loss_at` and it is missing, or, seen once per sampler, takes other arguments."""
+    """Raise if the sampler needs `loss_at` and it is missing or takes other arguments, which are checked once."""
     if not sampler.uses_loss_at or (sampler.knows_loss_at and loss_at is not None):
         return
     if loss_at is None:
         raise ValueError(
             f"{type(sampler).__name__} asks for losses at other times: `observe` needs loss_at, got None; write "
             f"`with sampler.observe(x0, drawn, losses, loss_at): optimizer.step()`, where {call} returns the losses of "
-            "these rows of the batch at these times"
+            f"the batch's rows with these numbers at these times: {LOSS_AT}"
         )
     if torch.compiler.is_compiling():
         return
     if not callable(loss_at) or not takes(loss_at, 2):
         raise ValueError(
-            f"loss_at must be a function that can be called as {call}, got {loss_at!r}: write one that takes some rows "
-            "of the batch and their times, and returns their losses"
+            f"loss_at must be a function that can be called as {call}, got {loss_at!r}: write one for the batch's rows "
+            f"with these numbers, {LOSS_AT}"
         )
     sampler.knows_loss_at = True

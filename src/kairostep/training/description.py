@@ -41,19 +41,20 @@ def describe(
     )
 
 
-def describe_end(directory: Path, num_steps: int, seconds: tuple[float, float], loading: str) -> str:
-    """Return four lines: what was trained, how long the command took, and two ways to use the model.
+def describe_end(directory: Path, num_steps: int, seconds: tuple[float, float], loading: str, what: str) -> str:
+    """Return four lines: what was trained, how long it took, and two ways to use the model.
 
     Args:
         directory: Of the run.
         num_steps: Steps taken.
-        seconds: Of training, and of the command since it began.
+        seconds: Of training, and of all.
         loading: Code that loads the model.
+        what: All that the seconds are of: "command" or "run".
     """
     training, total = map(duration, seconds)
     return (
         f"trained {num_steps} steps in {training} of training: {directory}\n"
-        f"this command took {total}, with start, held-out losses, samples and files\n"
+        f"this {what} took {total}, with start, held-out losses, samples and files\n"
         f"make images with: kairostep generate {shlex.quote(str(directory))} --num_images 64\n"
         f"or load the model: {loading}"
     )

@@ -1,5 +1,6 @@
 """Shows the progress of a run: a bar on a terminal, lines elsewhere, and the time left."""
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Self
@@ -73,7 +74,8 @@ class TrainingProgress:
 
     def _tell_noise(self, diagnostics: Mapping[str, float]) -> None:
         """Print the sampler's noise ratio as soon as two records in a row agree, and again if its gate changes."""
-        if "noise_ratio" not in diagnostics or self.step < NOISE_FROM or diagnostics.get("warming_up"):
+        unknown = not math.isfinite(diagnostics.get("noise_ratio", math.nan))  # also while two samplers draw
+        if unknown or self.step < NOISE_FROM or diagnostics.get("warming_up"):
             return
         ratio, gate = diagnostics["noise_ratio"], diagnostics.get("gate", 1.0)
         before, self.noise_seen = self.noise_seen, (ratio, gate)

@@ -39,7 +39,7 @@ class Run:
         config: The experiment; `config.output` names the directory.
         measure_only: Write metrics and checkpoints alone, print no progress, and evaluate no more often than asked.
         go_on: How the user continues a run that was stopped, in words. Default: by `kairostep train`.
-        began: `time.monotonic()` when the command began, which is told how long it took. Default: now.
+        began: `time.monotonic()` when the command began; the last lines say how long it took. Default: now.
 
     Raises:
         ValueError: The config, the data or the directory is wrong. Nothing has been trained then.
@@ -50,7 +50,8 @@ class Run:
     ) -> None:
         if config.output is None:
             raise ValueError("output must name the run directory, got none: pass --output=runs/NAME")
-        self.began, self.directory = time.monotonic() if began is None else began, Path(config.output)
+        self.began, self.what = (time.monotonic(), "run") if began is None else (began, "command")
+        self.directory = Path(config.output)
         self.accelerator, self.saved_step = make_accelerator(config), 0
         command = f"kairostep train --config {shlex.quote(str(self.directory / 'config.yaml'))}"
         self.go_on = go_on or f"go on with: {launched(command, self.accelerator.num_processes)}"
@@ -294,5 +295,5 @@ class Run:
             code = export(self.experiment, model, self.directory / "model") if on_main else ""
         self._save_samples()
         seconds = (self.clock.seconds(), time.monotonic() - self.began)
-        told = describe_end(self.directory, self.trainer.step_number, seconds, code)
+        told = describe_end(self.directory, self.trainer.step_number, seconds, code, self.what)
         self.accelerator.print(told, flush=True)  # in the first process alone
