@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from kairostep.comparison.arms import read_arms
 from kairostep.comparison.plan import make_plan
 from kairostep.experiments import preset
 from kairostep.experiments.config import differences, with_overrides
-from kairostep.timesteps import LeastNoise, RootLoss
+from kairostep.timesteps import LeastNoise, RootLoss, Timesteps
 
 ROOT = Path(__file__).parents[2]
 RECIPE = {"learning_rate", "schedule", "warmup_steps", "ema_decay"}
@@ -23,7 +24,8 @@ def importable_controls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let arms name what lies in benchmarks/samplers, as the commands in the files do by PYTHONPATH."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "samplers"))
     yield
-    sys.modules.pop("permuted", None)
+    for name in ("permuted", "weighted"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -63,6 +65,23 @@ def test_the_file_of_a_preset_shortens_it_in_proportion_and_looks_for_a_recipe_a
     for other in others:
         assert other.warmup_steps * 10 <= other.steps
         assert {line.partition(":")[0] for line in differences(old, other)} <= RECIPE
+
+
+def test_half_of_the_draws_by_each_density_are_half_of_each() -> None:
+    from weighted import MixedRootLoss, ShownRootLoss
+
+    t = (torch.arange(2000) + 0.5) / 2000
+    losses = (-3 * t).exp() * (1 + 9 * t)  # an error that falls, times a weighting that rises
+    densities = []
+    for sampler in (
+        RootLoss(loss_weight=lambda t: 1 + 9 * t, warmup=0, refresh=1, gate=1.0),
+        ShownRootLoss(warmup=0, refresh=1, gate=1.0),
+        MixedRootLoss(loss_weight=lambda t: 1 + 9 * t, warmup=0, refresh=1, gate=1.0),
+    ):
+        with sampler.observe(torch.zeros(2000, 1), Timesteps(t, torch.ones(2000)), losses):
+            pass
+        densities.append(sampler.density(20))
+    assert_close(densities[2], (densities[0] + densities[1]) / 2, rtol=1e-2, atol=0)  # the weighting varies in a bin
 
 
 def test_the_arms_are_those_that_each_file_is_about() -> None:

@@ -15,7 +15,14 @@ from kairostep.experiments import PRESETS, Component, Config, Experiment, preset
 from kairostep.experiments.config import with_overrides
 from kairostep.experiments.parts import make_network
 from kairostep.training import Run
-from kairostep.training.progress_lines import TrainingProgress, cpu_notes, describe_noise, pairs_notes, warmup_notes
+from kairostep.training.progress_lines import (
+    TrainingProgress,
+    cpu_notes,
+    describe_noise,
+    pairs_notes,
+    warmup_notes,
+    weighting_notes,
+)
 from kairostep.training.stopwatch import Stopwatch
 
 
@@ -206,6 +213,14 @@ def test_no_preset_warms_up_for_more_than_a_tenth_of_its_steps(name: str) -> Non
 def test_a_preset_of_the_paper_has_the_note_if_a_program_shortens_it() -> None:
     (note,) = warmup_notes(replace(preset("cifar10-ddpm"), steps=2000))
     assert "5000 of 2000 steps" in note
+
+
+def test_root_loss_has_a_note_where_it_was_measured_to_harm() -> None:
+    steep = replace(preset("digits"), weighting=Component("debias"), sampler=Component("root_loss"))
+    (note,) = weighting_notes(steep)
+    assert note.endswith("pass --sampler=uniform, or another --weighting")
+    assert weighting_notes(replace(steep, sampler=Component("uniform"))) == []
+    assert weighting_notes(replace(steep, weighting=Component("min_snr"))) == []
 
 
 def test_pairs_over_several_processes_have_a_note() -> None:

@@ -161,7 +161,7 @@ def notes_on(
         return notes
     if accelerator.device.type == "cpu":
         notes += cpu_notes(experiment, accelerator.num_processes * torch.get_num_threads())
-    return [*notes, *warmup_notes(config), *initial_weights_notes(config)]
+    return [*notes, *warmup_notes(config), *weighting_notes(config), *initial_weights_notes(config)]
 
 
 def cpu_notes(experiment: Experiment, num_threads: int) -> list[str]:
@@ -187,6 +187,16 @@ def cpu_notes(experiment: Experiment, num_threads: int) -> list[str]:
         f"by a rough count this run takes days on a CPU, {config.steps} steps of {config.batch_size} samples "
         f"{height}x{width} with {num_parameters / 1e6:.1f}M parameters: train on a GPU, or pass "
         + (" ".join(settings) or "a smaller --batch_size")
+    ]
+
+
+def weighting_notes(config: Config) -> list[str]:
+    """Return a note on a weighting with which root_loss was measured to harm (results/study_cpu)."""
+    if (config.sampler.name, config.weighting.name) != ("root_loss", "debias"):
+        return []
+    return [
+        "with debias weighting root_loss ended 1 to 2 % above uniform draws where it was measured: pass "
+        "--sampler=uniform, or another --weighting"
     ]
 
 
