@@ -25,6 +25,7 @@ def train(experiment: Experiment, steps: int) -> list[torch.Tensor]:
     """Return the losses of some steps, taken as a hand-written loop would take them."""
     stored, _ = experiment.dataset.read_all()
     optimizer = torch.optim.Adam(experiment.model.parameters(), 1e-3)
+    experiment.sampler.set_optimizer(optimizer)  # as the trainer does
     seen = []
     for step in range(steps):
         x0 = experiment.dataset.to_x0(stored[8 * step : 8 * step + 8], None)
