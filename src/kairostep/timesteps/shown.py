@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from kairostep.timesteps.sampler import Timesteps, TimestepSampler
 
 ONE_PER_ROW = 'compute losses with reduction="none" and reduce all dimensions but the first, losses.flatten(1).mean(1)'
-
 LOSS_AT = "def loss_at(rows, t): return losses_of(x0[rows], t)"
 
 
