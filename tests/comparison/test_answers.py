@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kairostep.comparison.answers import NO_DIFFERENCE, Target, answer, best_rates, parse_target
+from kairostep.comparison.answers import NO_DIFFERENCE, Target, answer, best_rates, main_metric, parse_target
 from kairostep.comparison.records import Record
 from kairostep.comparison.tables import Outcome, csv_text, make_notes, plain, terminal_table
 
@@ -26,6 +26,7 @@ def record(
     place: str = "here",
     more: Mapping[str, Sequence[float]] | None = None,
     ranges: Sequence[float] = (),
+    weighting: str | None = "",
 ) -> Record:
     """Return a run with these held-out losses; a step takes a second, and `probes` evaluations beside its own."""
     steps = STEPS[: len(losses)]
@@ -41,7 +42,7 @@ def record(
     values = {"loss": losses, "bound": losses, **(more or {})}
     by_step = {name: dict(zip(steps, found, strict=True)) for name, found in values.items()}
     stopped = steps[-1] if state == "diverged" else None
-    return Record(arm, seed, state, spent, by_step, ranges, place, stopped, batch_size, probes > 0)
+    return Record(arm, seed, state, spent, by_step, ranges, place, stopped, batch_size, probes > 0, weighting)
 
 
 def falling(speed: float, noise: float = 1.0) -> list[float]:
@@ -105,6 +106,48 @@ def test_seeds_that_disagree_show_no_difference_and_one_seed_is_no_verdict() -> 
     )
     assert of(found, "other").verdict == "other has no finished seed that uniform has too: no verdict"
     assert [each.decided for each in found] == [0, 0, 0, 0]
+
+
+def weighted(arm: str, seed: int, speed: float, weighting: str = "min_snr") -> Record:
+    """Return a run whose unweighted loss rises while the weighted one, which it trains, falls."""
+    rising = [2 - loss for loss in falling(speed)]
+    return record(arm, seed, rising, more={"weighted_loss": falling(speed)}, weighting=weighting)
+
+
+def test_arms_of_one_weighting_are_judged_by_what_they_train() -> None:
+    both = arms(
+        uniform=[weighted("uniform", seed, 1.0) for seed in range(3)],
+        quick=[weighted("quick", seed, speed) for seed, speed in enumerate((1.5, 1.6, 1.55))],
+    )
+    found = answer(both, "uniform")
+    assert main_metric(both) == "weighted_loss"
+    assert of(found, "quick").verdict == (
+        "quick needs 0.65 (0.60\u20130.70) of uniform's steps to the same weighted held-out loss, 3 seeds: better"
+    )
+    table = terminal_table(Outcome("uniform", found, both, {}, [], judge_by=main_metric(both)))
+    assert "weighted held-out loss" in table.splitlines()[0]
+    assert "those of getting to uniform's final weighted held-out loss" in table
+    diverged = replace(record("other", 0, [], state="finished"), weighting=None)  # it measured nothing
+    assert main_metric({**both, "other": {0: diverged}}) == "weighted_loss"
+
+
+def test_weighted_losses_of_other_weightings_do_not_compare() -> None:
+    seeds = range(3)
+    several = arms(
+        uniform=[record("uniform", seed, falling(1.0), more={"weighted_loss": falling(1.0)}) for seed in seeds],
+        min_snr=[weighted("min_snr", seed, 1.5) for seed in seeds],
+        p2=[weighted("p2", seed, 1.5, "p2") for seed in seeds],
+    )
+    for baseline in several:
+        found = answer(several, baseline)
+        assert main_metric(several) == "loss"
+        assert all("weighted_loss" not in each.ratios for each in found)
+        others = [each for each in found if each.arm != baseline]
+        assert all(reaching.metric != "weighted_loss" for each in others for reaching in each.reaching)
+        assert "weighted" not in terminal_table(Outcome(baseline, found, several, {}, []))
+    assert best_rates(lambda arm, _: several[arm][0], list(several), [1e-3], "weighted_loss") == dict.fromkeys(
+        several, 1e-3
+    )
 
 
 def test_batch_sizes_and_probes_are_compared_by_evaluations() -> None:

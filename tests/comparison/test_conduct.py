@@ -190,7 +190,7 @@ def test_a_comparison_of_one_rate_may_still_say_what_will_choose(tmp_path: Path)
     path.write_text(path.read_text().replace("choose_by: bound\n", ""))  # as earlier versions wrote it
     assert read_plan(tmp_path / "out").choose_by == "loss"
     path.write_text(path.read_text() + "choose_by: beauty\n")
-    with pytest.raises(ValueError, match="unknown metric beauty: valid are loss, bound, fid"):
+    with pytest.raises(ValueError, match="unknown metric beauty: valid are loss, weighted_loss, bound, fid"):
         read_plan(tmp_path / "out")
 
 

@@ -145,6 +145,16 @@ def test_a_run_whose_last_held_out_loss_is_not_finite_has_diverged(
     assert capsys.readouterr().out.count("diverged") == 2
 
 
+def test_a_weighted_run_is_compared_by_what_it_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = rate_sweep.sweep_rates(plan(tmp_path, (1e-3,), "--weighting=debias"))
+    (run,) = plan(tmp_path, (1e-3,), "--weighting=debias").runs("sweep", 0)
+    (held_out,) = [line["held_out"] for line in lines_of(run.directory) if "held_out" in line]
+    assert sweep.losses == {1e-3: held_out["weighted_loss"]}
+    assert held_out["weighted_loss"] != pytest.approx(held_out["loss"], rel=0.01)
+    assert capsys.readouterr().out.startswith("learning rate 0.001: weighted held-out loss ")
+    assert "the weighted held-out loss after 4 steps" in sweep.verdict()
+
+
 def test_checkpoints_along_the_way_measure_nothing(tmp_path: Path) -> None:
     (run,) = plan(tmp_path, (1e-3,), "--checkpoint_every=2").runs("sweep", 0)
     assert train_for_loss(run) is not None

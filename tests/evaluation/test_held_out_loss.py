@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
@@ -20,11 +20,14 @@ from kairostep.diffusion import (
     Objective,
     Prediction,
     V,
+    Weighting,
     constant,
     debias,
+    edm,
     min_snr,
     vlb,
 )
+from kairostep.diffusion.prediction import VPrediction
 from kairostep.diffusion.process import Process
 from kairostep.evaluation import held_out_loss
 
@@ -89,9 +92,13 @@ def test_the_size_of_batches_does_not_matter(batch_size: int) -> None:
 
 
 @pytest.mark.parametrize("weighting", [min_snr(), debias(), vlb(LINEAR)])
-def test_the_weighting_that_was_trained_with_does_not_matter(weighting: Any) -> None:
-    plain, weighted = (Objective(LINEAR, EPSILON, w) for w in (constant(), weighting))
-    assert held_out_loss(Linear(), plain, rows(50)) == held_out_loss(Linear(), weighted, rows(50))
+def test_the_weighting_that_was_trained_with_does_not_matter_to_the_unweighted_loss(weighting: Any) -> None:
+    plain, weighted = (
+        held_out_loss(Linear(), Objective(LINEAR, EPSILON, w), rows(50)) for w in (constant(), weighting)
+    )
+    own = {"weighted_loss": plain.weighted_loss, "weighted_loss_error": plain.weighted_loss_error}
+    assert replace(weighted, **own) == plain
+    assert weighted.weighted_loss != plain.weighted_loss
 
 
 @pytest.mark.parametrize("process", [LINEAR, FLOW, EDM])
@@ -156,6 +163,40 @@ def test_an_exact_network_has_the_loss_that_theory_gives(process: Process) -> No
     if bound is not None:
         assert 0 < result.vlb_error < 0.1 * result.vlb
         assert abs(result.vlb - bound) < 4 * result.vlb_error
+
+
+@pytest.mark.parametrize("weighting", [min_snr(), debias(), vlb(LINEAR)])
+@pytest.mark.parametrize("prediction", [EPSILON, V])
+def test_the_weighted_loss_is_that_of_the_objective(weighting: Weighting, prediction: Prediction) -> None:
+    objective, x0, seen = Objective(LINEAR, prediction, weighting), rows(300), []
+
+    def model(xt: Tensor, time: Tensor) -> Tensor:
+        seen.append((xt, time))
+        return torch.zeros_like(xt)
+
+    result = held_out_loss(model, objective, x0, batch_size=300)
+    ((xt, time),) = seen
+    t = (time.double() + 0.5) / 1000
+    alpha, sigma = LINEAR.alpha(t)[:, None], LINEAR.sigma(t)[:, None]
+    noise = ((xt - alpha * x0) / sigma).to(x0)
+    losses = objective(lambda xt, time: torch.zeros_like(xt), x0, t.to(x0), noise=noise)
+    assert_close(result.weighted_loss, float(losses.mean()), rtol=1e-4, atol=0)
+    assert_close(result.weighted_loss_error, float(losses.std() / 300**0.5), rtol=1e-4, atol=0)
+    assert result.weighted_loss != pytest.approx(result.loss, rel=0.01)
+
+
+@pytest.mark.parametrize("process", [LINEAR, FLOW, EDM])
+def test_without_a_weighting_both_losses_are_one(process: Process) -> None:
+    objective = Objective(process, EPSILON)
+    result = held_out_loss(exact_epsilon(process), objective, rows(300))
+    assert not objective.is_weighted()
+    assert (result.weighted_loss, result.weighted_loss_error) == (result.loss, result.loss_error)
+
+
+def test_a_weighting_that_is_1_on_what_is_predicted_is_none() -> None:
+    assert not Objective(EDM, VPrediction(0.5), edm(0.5)).is_weighted()
+    assert Objective(EDM, X0, edm(0.5)).is_weighted()
+    assert Objective(LINEAR, EPSILON, min_snr()).is_weighted()
 
 
 @pytest.mark.parametrize("prediction", [X0, V, VELOCITY])

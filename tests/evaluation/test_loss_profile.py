@@ -106,3 +106,16 @@ def test_labels_go_with_their_rows() -> None:
         return class_labels.double()[:, None].expand_as(xt)
 
     assert loss_profile(model, Objective(LINEAR, X0), x0, labels=labels, batch_size=7).loss.value == 0
+
+
+def test_the_weighted_loss_has_the_weights_of_the_objective() -> None:
+    objective = Objective(LINEAR, V, min_snr())
+    profile = loss_profile(Zero(), objective, rows(2000), num_bins=50)
+    t = (torch.arange(50) + 0.5) / 50  # bins are narrow: the weight hardly varies within one
+    expected = float((profile.per_image.mean(0) * objective.weight(t)).mean())
+    assert profile.weighted_loss.value == pytest.approx(expected, rel=0.01)
+    assert profile.weighted_loss.value != pytest.approx(profile.loss.value, rel=0.1)
+    assert (
+        loss_profile(Zero(), Objective(LINEAR, V), rows(50)).weighted_loss
+        == loss_profile(Zero(), Objective(LINEAR, V), rows(50)).loss
+    )

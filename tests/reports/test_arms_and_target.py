@@ -252,6 +252,24 @@ def test_runs_on_another_task_are_not_compared(tmp_path: Path) -> None:
     assert table.notes[2] == "Not compared where the baseline lacks their seeds: c."
 
 
+@pytest.mark.parametrize(("factor", "shown"), [(0.5, True), (1.0, False), (1 + 1e-7, False), (None, False)])
+def test_the_loss_under_a_weighting_has_a_column_where_there_is_one(
+    factor: float | None, shown: bool, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for held_out in (line["held_out"] for line in lines if "held_out" in line):
+        own = {} if factor is None else {"weighted_loss": factor * held_out["loss"], "weighted_loss_error": 0.001}
+        held_out |= own
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table = results_table(read(run))
+    titles = [column.title for column in table.columns]
+    assert ("weighted held-out loss" in titles) == shown
+    if shown:
+        cell = table.blocks[0].rows[0].cells[titles.index("weighted held-out loss")]
+        assert float(cell.split()[0]) == pytest.approx(0.5 * lines[-1]["held_out"]["loss"], rel=0.05)
+
+
 def test_intervals_are_those_of_student() -> None:
     for n in (2, 5, 31, 40):
         values = [random.Random(i).random() for i in range(n)]

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--baseline", help="arm that the others are measured by (the first)")
     add("--seeds", help="how many, or which as in 0,1,5 (3)")
     add("--learning_rates", help="as in 4e-4,8e-4: each arm is compared at its best, chosen on the first seed")
-    add("--choose_by", choices=["loss", "bound", "fid", "kid"], help="... by its end (loss)")
+    add("--choose_by", choices=["loss", "weighted_loss", "bound", "fid", "kid"], help="... by its end (the loss)")
     add("--target", action="append", metavar="METRIC=VALUE", help="also tell what it takes to get there")
     add("--budget", help="time for this call, as in 30m or 2h: no run starts that would end later")
     add("--drop", action="store_true", help="no further seeds for arms that are worse already")

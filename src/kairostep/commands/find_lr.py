@@ -1,12 +1,13 @@
 """`kairostep find-lr`: which learning rate for these data, by a short sweep."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kairostep.comparison.plan import Plan
+    from kairostep.comparison.rate_sweep import RateSweep
 
 TEXT = """\
 Trains a short run at each of several rates and says which one ends with the lowest held-out loss, as in
@@ -64,7 +65,7 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
             sweep = sweep_rates(plan, further)
         except RunError as error:
             fail(str(error), RUN_ERROR)
-    show(sweep.losses, sweep.verdict(), known.picture)
+    show(sweep, known.picture)
 
 
 def check_arguments(known: argparse.Namespace, name: str | None, settings: Sequence[str]) -> None:
@@ -101,20 +102,21 @@ def time_of(plan: "Plan") -> str:
     return f": about {duration(len(left) * config.steps * time_steps(config))}" if left else ""
 
 
-def show(losses: Mapping[float, float | None], verdict: str, picture: Path | None) -> None:
+def show(sweep: "RateSweep", picture: Path | None) -> None:
     """Print the losses and the suggestion, and draw them where asked."""
     from kairostep.analysis.table import columns
 
-    rows = [[f"{rate:g}", "diverged" if loss is None else f"{loss:.5g}"] for rate, loss in losses.items()]
-    print("\n" + columns(["learning rate", "held-out loss"], rows))
+    rows = [[f"{rate:g}", "diverged" if loss is None else f"{loss:.5g}"] for rate, loss in sweep.losses.items()]
+    verdict = sweep.verdict()
+    print("\n" + columns(["learning rate", sweep.measured], rows))
     print(f"\n{verdict}")
     if picture is None:
         return
     from kairostep.analysis.picture import write_picture
     from kairostep.plots import Axis, Curve, Panel
 
-    known = {rate: loss for rate, loss in losses.items() if loss is not None}
-    curve = Curve("held-out loss at the end", list(known), list(known.values()))
-    panel = Panel(Axis("learning rate", log=True), Axis("held-out loss", log=True), [curve], title="rates tried")
+    known = {rate: loss for rate, loss in sweep.losses.items() if loss is not None}
+    curve = Curve(f"{sweep.measured} at the end", list(known), list(known.values()))
+    panel = Panel(Axis("learning rate", log=True), Axis(sweep.measured, log=True), [curve], title="rates tried")
     write_picture("Learning rates", verdict.partition(":")[0], [panel], picture)
     print(f"\nalso in {picture}")

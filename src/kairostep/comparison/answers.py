@@ -4,12 +4,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kairostep.comparison.plan import FALLING
+from kairostep.comparison.plan import FALLING, MAIN, WEIGHTED
 from kairostep.comparison.records import COSTS, LABELS, Record
 from kairostep.registry import unknown
 from kairostep.seed_statistics import PairedRatio, Ratio, cost_ratio, cost_to_reach, paired_ratio, ratio_text
 
-MAIN = "loss"  # metric of verdicts
 NO_DIFFERENCE = "no difference that these seeds can show"
 COST_NAMES = {"steps": "steps", "images": "images", "evaluations": "network evaluations", "seconds": "seconds"}
 Records = Mapping[int, Record]  # by seed
@@ -78,19 +77,32 @@ def answer(
     arms: Mapping[str, Records], baseline: str, targets: Sequence[Target] = (), rates: Mapping[str, float] | None = None
 ) -> list[ArmAnswer]:
     """Return the answer of each arm, that of the baseline first."""
-    base = arms[baseline]
+    base, main = arms[baseline], main_metric(arms)
     ordered = [baseline, *(arm for arm in arms if arm != baseline)]
-    return [_answer(arm, arms[arm], baseline, base, targets, (rates or {}).get(arm)) for arm in ordered]
+    return [_answer(arm, arms[arm], baseline, base, targets, (rates or {}).get(arm), main) for arm in ordered]
+
+
+def main_metric(arms: Mapping[str, Records]) -> str:
+    """Return the metric of verdicts: what is trained where all arms share a weighting, else the unweighted loss."""
+    return WEIGHTED if _weighting_shared_by(*arms.values()) else MAIN
+
+
+def _weighting_shared_by(*arms: Records) -> str:
+    """Return the weighting of the loss of all arms, empty if they train without, or with several."""
+    found = {record.weighting for records in arms for record in records.values()} - {None}
+    return found.pop() or "" if len(found) == 1 else ""
 
 
 def _answer(
-    arm: str, records: Records, baseline: str, base: Records, targets: Sequence[Target], rate: float | None
+    arm: str, records: Records, baseline: str, base: Records, targets: Sequence[Target], rate: float | None, main: str
 ) -> ArmAnswer:
-    finals = {metric: _finals(records, metric) for metric in LABELS}
+    metrics = [metric for metric in LABELS if metric != WEIGHTED or any(each.weighting for each in records.values())]
+    finals = {metric: _finals(records, metric) for metric in metrics}
     finals = {metric: values for metric, values in finals.items() if values}
     own = arm == baseline
-    ratios = {metric: paired_ratio(values, _finals(base, metric)) for metric, values in finals.items()}
-    reaching = [_reaching(records, base, metric, None) for metric in FALLING if metric in finals]
+    paired = [metric for metric in finals if metric != WEIGHTED or _weighting_shared_by(records, base)]
+    ratios = {metric: paired_ratio(finals[metric], _finals(base, metric)) for metric in paired}
+    reaching = [_reaching(records, base, metric, None) for metric in FALLING if metric in paired]
     reaching += [_reaching(records, base, target.metric, target) for target in targets]
     found = ArmAnswer(
         arm,
@@ -105,7 +117,7 @@ def _answer(
         0,
         "",
     )
-    decided, sentence = (0, "") if own else judge(found, baseline, _cost_of(records, base))
+    decided, sentence = (0, "") if own else judge(found, baseline, _cost_of(records, base), main)
     return ArmAnswer(**{**vars(found), "decided": decided, "verdict": sentence})
 
 
@@ -154,21 +166,21 @@ def _cost_of(records: Records, base: Records) -> str:
     return "steps" if alike else "evaluations"
 
 
-def judge(found: ArmAnswer, baseline: str, cost: str) -> tuple[int, str]:
+def judge(found: ArmAnswer, baseline: str, cost: str, metric: str = MAIN) -> tuple[int, str]:
     """Return whether an arm is better (-1) or worse (1) beyond the spread of seeds, and one sentence on it."""
     if found.diverged and not found.seeds:
         steps = ", ".join(str(step) for step in found.diverged.values())
         return 0, f"{found.arm} diverged on every seed, at step {steps}: nothing to compare"
-    ratio = found.ratios.get(MAIN)
+    ratio = found.ratios.get(metric)
     if ratio is None:
         return 0, f"{found.arm} has no finished seed that {baseline} has too: no verdict"
-    reached = next((each for each in found.reaching if each.metric == MAIN and each.target is None), None)
+    reached = next((each for each in found.reaching if each.metric == metric and each.target is None), None)
     needed = reached.ratios.get(cost) if reached else None
     if needed is not None and needed.reached and len(needed.by_seed) == len(ratio.by_seed):
-        told = f"{found.arm} needs {ratio_text(needed)} of {baseline}'s {COST_NAMES[cost]} to the same {LABELS[MAIN]}"
+        told = f"{found.arm} needs {ratio_text(needed)} of {baseline}'s {COST_NAMES[cost]} to the same {LABELS[metric]}"
         ratio = needed
     else:
-        told = f"{found.arm} ends at {ratio_text(ratio)} of {baseline}'s {LABELS[MAIN]}"
+        told = f"{found.arm} ends at {ratio_text(ratio)} of {baseline}'s {LABELS[metric]}"
     num = len(ratio.by_seed)
     also = f"; it diverged on seed {', '.join(map(str, found.diverged))}" if found.diverged else ""
     if num == 1:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kairostep.comparison.answers import MAIN, answer, best_rates
+from kairostep.comparison.answers import answer, best_rates, main_metric
 from kairostep.comparison.plan import DIVERGED, Plan, PlannedRun
 from kairostep.comparison.records import Record, read_record
 from kairostep.comparison.workers import visible_gpus, work_for_parent, worker_pool
@@ -159,8 +159,8 @@ def rounds_of(plan: Plan, *, drop: bool) -> list[Sequence[int]]:
 
 def dropped_arms(plan: Plan, rates: dict[str, float]) -> list[str]:
     """Return the arms that are worse than the baseline, beyond the spread of the seeds so far."""
-    found = answer(records_of(plan, rates), plan.baseline)
-    ends = {each.arm: each.ratios.get(MAIN) for each in found}
+    records = records_of(plan, rates)
+    ends = {each.arm: each.ratios.get(main_metric(records)) for each in answer(records, plan.baseline)}
     return [arm for arm, ratio in ends.items() if ratio is not None and ratio.decided > 0]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from kairostep.comparison.answers import ArmAnswer, Target, answer
+from kairostep.comparison.answers import ArmAnswer, Target, answer, main_metric
 from kairostep.comparison.conduct import chosen_rates, records_of
 from kairostep.comparison.plan import NAME, Plan, read_plan
 from kairostep.comparison.records import read_record
@@ -20,7 +20,7 @@ def outcome_of(plan: Plan, targets: Sequence[Target] = (), *, notes: Sequence[st
     records = records_of(plan, rates)
     answers = answer(records, plan.baseline, targets, rates)
     told = make_notes(plan.rates, answers, notes)
-    return Outcome(plan.baseline, answers, records, _trials(plan), told, plan.choose_by)
+    return Outcome(plan.baseline, answers, records, _trials(plan), told, plan.choose_by, main_metric(records))
 
 
 def _trials(plan: Plan) -> dict[str, dict[float, float | None]]:

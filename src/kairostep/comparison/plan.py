@@ -29,7 +29,8 @@ PER_RUN = ("seed", "output", "resume")  # set by the comparison
 PLACES = ("output", "resume", "cache", "workers", "seed", "inception", "trackers")  # may change between calls
 DATA_PLACES = ("data.path", "data.folder")
 DIVERGED = "diverged.json"  # in the directory of a run that was given up
-FALLING = ("loss", "bound", "fid", "kid")  # less is better: these can be reached, and choose rates
+FALLING = ("loss", "weighted_loss", "bound", "fid", "kid")  # less is better: these can be reached, and choose rates
+MAIN, WEIGHTED = FALLING[:2]  # metrics of verdicts: the second where all arms share a weighting
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Plan:
     seeds: tuple[int, ...]
     rates: tuple[float, ...]  # to try; none: one for all arms, that of the settings
     configs: Mapping[str, Config]  # by arm, with every default filled in and seed 0
-    choose_by: str = FALLING[0]  # the metric by whose end on the first seed an arm gets its rate
+    choose_by: str = MAIN  # the metric by whose end on the first seed an arm gets its rate
 
     def runs(self, arm: str, seed: int) -> list[PlannedRun]:
         """Return the runs of an arm and a seed, one for each rate."""
@@ -140,7 +141,10 @@ def make_plan(
         raise ValueError(
             "the rate of an arm is one of --learning_rates, got an arm with its own: leave one of them out"
         )
-    return Plan(output, list(arms), baseline, tuple(seeds), tuple(rates), configs)
+    first, *others = configs.values()
+    one_weighting = all(config.weighting == first.weighting for config in others)
+    choose_by = WEIGHTED if one_weighting and is_weighted(first) else MAIN
+    return Plan(output, list(arms), baseline, tuple(seeds), tuple(rates), configs, choose_by)
 
 
 def check_arms(arms: Sequence[Arm]) -> None:
@@ -180,6 +184,11 @@ def config_of(base: str | Config, arm: Arm, settings: Sequence[str]) -> Config:
         raise ValueError(f"{error} (in arm {arm.name})") from error
 
 
+def is_weighted(config: Config) -> bool:
+    """Return whether a run trains another loss than the squared error of its prediction."""
+    return make_objective(config)[1].is_weighted()
+
+
 def check_shared(configs: Mapping[str, Config], baseline: str) -> None:
     """Raise ValueError for arms that cannot be compared, naming the difference, and for two equal arms."""
     first = to_dict(configs[baseline])
@@ -206,7 +215,7 @@ def read_plan(output: Path) -> Plan:
         raw = read_yaml(path)
         arms = [Arm(name, tuple(settings)) for name, settings in raw["arms"].items()]
         configs = {name: from_dict(config) for name, config in raw["configs"].items()}
-        seeds, rates, choose_by = tuple(raw["seeds"]), tuple(raw["learning_rates"]), raw.get("choose_by", FALLING[0])
+        seeds, rates, choose_by = tuple(raw["seeds"]), tuple(raw["learning_rates"]), raw.get("choose_by", MAIN)
         if choose_by not in FALLING:
             raise ValueError(unknown("metric", str(choose_by), FALLING))
         plan = Plan(output, arms, raw["baseline"], seeds, rates, configs, choose_by)
@@ -224,7 +233,7 @@ def take_up(plan: Plan, choose_by: str | None = None) -> Plan:
 
     Args:
         plan: What the command says.
-        choose_by: The metric by which it chooses rates; by default that of the folder, else the held-out loss.
+        choose_by: The metric by which it chooses rates; by default that of the folder, else that of the plan.
     """
     if not (plan.output / NAME).exists():
         if plan.output.is_dir() and any(path.name != ".lock" for path in plan.output.iterdir()):

@@ -9,8 +9,8 @@ import torch
 
 from kairostep.comparison.arms import Arm
 from kairostep.comparison.conduct import mark_diverged, train_run
-from kairostep.comparison.plan import Plan, PlannedRun
-from kairostep.comparison.records import read_record
+from kairostep.comparison.plan import MAIN, WEIGHTED, Plan, PlannedRun, is_weighted
+from kairostep.comparison.records import LABELS, read_record
 from kairostep.experiments import Config, build
 from kairostep.experiments.config import differences, load, with_overrides
 from kairostep.experiments.experiment import fill_defaults
@@ -31,6 +31,7 @@ class RateSweep:
 
     losses: Mapping[float, float | None]
     steps: int
+    measured: str = LABELS[MAIN]  # the loss, in words
 
     @property
     def best(self) -> float:
@@ -56,10 +57,10 @@ class RateSweep:
         choice = f"--learning_rate={self.suggested:g}: "
         if len(self.losses) == 1:
             return (
-                f"{choice}the held-out loss after {self.steps} steps is {lowest:.5g}; it is the only rate tried: "
+                f"{choice}the {self.measured} after {self.steps} steps is {lowest:.5g}; it is the only rate tried: "
                 "pass --from and --to to try others"
             )
-        ending = f"the lowest held-out loss after {self.steps} steps, {lowest:.5g}"
+        ending = f"the lowest {self.measured} after {self.steps} steps, {lowest:.5g}"
         if self.suggested == self.best:
             text = choice + ending
         else:
@@ -139,13 +140,13 @@ def sweep_rates(plan: Plan, further: Sequence[float] = ()) -> RateSweep:
         plan: With the rates to try.
         further: Rates to try after them, one by one, while the largest so far ends best.
     """
-    steps = plan.configs[ARM].steps
+    config = plan.configs[ARM]
     losses = {run.rate: train_for_loss(run) for run in plan.runs(ARM, plan.seeds[0])}
     for rate in further:
-        if RateSweep(losses, steps).best != max(losses):
+        if RateSweep(losses, config.steps).best != max(losses):
             break
         losses[rate] = train_for_loss(plan.run(ARM, plan.seeds[0], rate))
-    return RateSweep(losses, steps)
+    return RateSweep(losses, config.steps, LABELS[metric_of(config)])
 
 
 def train_for_loss(run: PlannedRun) -> float | None:
@@ -164,7 +165,7 @@ def train_for_loss(run: PlannedRun) -> float | None:
                 f"remove {run.directory} to train it again"
             )
         mark_diverged(run, steps, f"the held-out loss is no longer finite at step {steps}")
-    ended = "diverged" if loss is None else f"held-out loss {loss:.5g}"
+    ended = "diverged" if loss is None else f"{LABELS[metric_of(run.config)]} {loss:.5g}"
     print(f"learning rate {run.rate:g}: {ended}, {took}", flush=True)
     return loss
 
@@ -172,4 +173,9 @@ def train_for_loss(run: PlannedRun) -> float | None:
 def final_loss(run: PlannedRun) -> float | None:
     """Return the held-out loss of a run at its last step, None if it did not get there or is not finite."""
     record = None if run.diverged else read_record(run)
-    return None if record is None else record.values.get("loss", {}).get(run.config.steps)
+    return None if record is None else record.values.get(metric_of(run.config), {}).get(run.config.steps)
+
+
+def metric_of(config: Config) -> str:
+    """Return the metric that rates are compared by: what is trained."""
+    return WEIGHTED if is_weighted(config) else MAIN

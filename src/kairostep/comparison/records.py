@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kairostep.comparison.plan import DIVERGED, PlannedRun
+from kairostep.comparison.plan import DIVERGED, MAIN, WEIGHTED, PlannedRun
 from kairostep.runs.history import HeldOutPoint, RunHistory
 
 COSTS = ("steps", "images", "evaluations", "seconds")
 LABELS = {
-    "loss": "held-out loss",
+    MAIN: "held-out loss",
+    WEIGHTED: "weighted held-out loss",
     "bound": "held-out bound",
     "fid": "FID",
     "kid": "KID",
@@ -33,6 +34,7 @@ class Record:
     stopped: int | None = None  # the step at which it diverged
     batch_size: int = 0
     probes: bool = False  # whether its sampler evaluates the network
+    weighting: str | None = None  # of its loss: empty if it is 1 at all t, None if no loss was measured
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def final(self, metric: str) -> float | None:
@@ -53,7 +55,7 @@ def read_record(run: PlannedRun) -> Record | None:
     history = RunHistory.read(run.directory)
     values: dict[str, dict[int, float]] = {}
     for point in history.held_out:
-        for metric, value in (("loss", point.loss), ("bound", point.vlb)):
+        for metric, value in ((MAIN, point.loss), (WEIGHTED, point.weighted_loss), ("bound", point.vlb)):
             if value is not None:
                 values.setdefault(metric, {})[int(point.step)] = value
     for line in history.evaluations:
@@ -73,6 +75,7 @@ def read_record(run: PlannedRun) -> Record | None:
         stopped=stopped,
         batch_size=run.config.batch_size,
         probes=probes,
+        weighting=_weighting(run, history.held_out),
         facts={"rate": run.rate, "directory": str(run.directory)},
     )
 
@@ -84,6 +87,12 @@ def _stopped_at(run: PlannedRun) -> int | None:
         return None
     except (OSError, ValueError, KeyError, TypeError):
         return 0
+
+
+def _weighting(run: PlannedRun, held_out: Sequence[HeldOutPoint]) -> str | None:
+    if not held_out:
+        return None
+    return str(run.config.weighting) if any(point.is_weighted for point in held_out) else ""
 
 
 def _ranges(held_out: Sequence[HeldOutPoint]) -> tuple[float, ...]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kairostep.comparison.answers import COST_NAMES, MAIN, ArmAnswer, Reaching
+from kairostep.comparison.answers import COST_NAMES, ArmAnswer, Reaching
+from kairostep.comparison.plan import MAIN, WEIGHTED
 from kairostep.comparison.records import COSTS, LABELS, Record
 from kairostep.files import whole_file
 from kairostep.seed_statistics import PairedRatio, ratio_text, spread_of
@@ -17,7 +18,7 @@ MISSING = "-"
 ONE_RATE = "One learning rate was used for all arms: one that suits the baseline may not suit the others."
 HOW_TO_READ = (
     "Ratios to {baseline} of the same seeds, 95 % intervals in parentheses: below 1 is better. Costs are those of "
-    "getting to {baseline}'s final held-out loss; `> 1.2 (1 of 3)`: one of three seeds got there."
+    "getting to {baseline}'s final {metric}; `> 1.2 (1 of 3)`: one of three seeds got there."
 )
 
 
@@ -31,6 +32,7 @@ class Outcome:
     rate_trials: Mapping[str, Mapping[float, float | None]]  # by arm and rate: the end on the first seed
     notes: list[str]
     choose_by: str = MAIN  # the metric of these ends
+    judge_by: str = MAIN  # the metric of verdicts and costs
 
     @property
     def verdicts(self) -> list[str]:
@@ -55,7 +57,10 @@ def make_notes(rates: Sequence[float], arms: Sequence[ArmAnswer], more: Sequence
 
 def terminal_table(outcome: Outcome) -> str:
     """Return the table, the rates that were tried, the notes and, last, the verdicts."""
-    parts = [align_columns(rows_of(outcome)), HOW_TO_READ.format(baseline=outcome.baseline)]
+    parts = [
+        align_columns(rows_of(outcome)),
+        HOW_TO_READ.format(baseline=outcome.baseline, metric=LABELS[outcome.judge_by]),
+    ]
     if any(len(trials) > 1 for trials in outcome.rate_trials.values()):
         parts.append(align_columns(rate_rows(outcome)))
     ranges = range_rows(outcome)
@@ -67,7 +72,7 @@ def terminal_table(outcome: Outcome) -> str:
 
 def rows_of(outcome: Outcome) -> list[list[str]]:
     """Return a heading and a row for each arm."""
-    metrics = [metric for metric in LABELS if any(metric in each.finals for each in outcome.answers)]
+    metrics = [metric for metric in LABELS if any(_is_shown(each, metric) for each in outcome.answers)]
     goals = list(dict.fromkeys(r.goal for each in outcome.answers for r in each.reaching if r.target))
     costs = _useful_costs(outcome)
     head = ["arm", "rate", "seeds", *(LABELS[metric] for metric in metrics), *(COST_NAMES[cost] for cost in costs)]
@@ -76,10 +81,15 @@ def rows_of(outcome: Outcome) -> list[list[str]]:
         own = each.arm == outcome.baseline
         cells = [each.arm, MISSING if each.rate is None else f"{each.rate:g}", str(len(each.seeds))]
         cells += [_final(each, metric, own) for metric in metrics]
-        cells += ["1" if own else _ratio(_to_loss(each), cost) for cost in costs]
+        cells += ["1" if own else _ratio(_to_end(each, outcome.judge_by), cost) for cost in costs]
         cells += [_spent(next((r for r in each.reaching if r.goal == goal), None)) for goal in goals]
         rows.append(cells)
     return rows
+
+
+def _is_shown(each: ArmAnswer, metric: str) -> bool:
+    """Return whether an arm has a metric that compares: weighted losses do where the baseline has the weighting."""
+    return metric in each.finals and (metric != WEIGHTED or metric in each.ratios)
 
 
 def _useful_costs(outcome: Outcome) -> list[str]:
@@ -109,8 +119,8 @@ def range_rows(outcome: Outcome) -> list[list[str]]:
     return rows + [[each.arm, *map(ratio_text, each.ranges)] for each in outcome.answers if len(each.ranges) == num > 0]
 
 
-def _to_loss(each: ArmAnswer) -> Reaching | None:
-    return next((reaching for reaching in each.reaching if reaching.metric == MAIN and reaching.target is None), None)
+def _to_end(each: ArmAnswer, metric: str) -> Reaching | None:
+    return next((reaching for reaching in each.reaching if reaching.metric == metric and reaching.target is None), None)
 
 
 def _ratio(reaching: Reaching | None, cost: str) -> str:
@@ -145,6 +155,7 @@ def plain(outcome: Outcome) -> dict[str, Any]:
         "verdicts": outcome.verdicts,
         "notes": outcome.notes,
         "choose_by": outcome.choose_by,
+        "judge_by": outcome.judge_by,
         "learning_rates": {
             arm: {f"{rate:g}": value for rate, value in trials.items()} for arm, trials in outcome.rate_trials.items()
         },

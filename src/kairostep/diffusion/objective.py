@@ -88,6 +88,11 @@ class Objective:
         """Return the factor (N,) that this loss puts on the squared error at t (N,): `RootLoss(loss_weight=)`."""
         return self.weighting(self.process.log_snr(t), self.prediction)
 
+    def is_weighted(self) -> bool:
+        """Return whether the factor on the squared error is not 1 at all t, up to rounding."""
+        weight = self.weight((torch.arange(100) + 0.5) / 100)
+        return not torch.allclose(weight, torch.ones_like(weight), rtol=1e-4)
+
     def x0_weight(self, t: Tensor) -> Tensor:
         """Return the factor (N,) on the squared error of x0 at t (N,): `InfoNoise(loss_weight=)`.
 

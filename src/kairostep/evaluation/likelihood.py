@@ -25,6 +25,8 @@ class HeldOut:
 
     loss: float  # squared error of what is predicted, unweighted, at uniform t
     loss_error: float
+    weighted_loss: float  # the same error under the weights of the objective: what unbiased draws train
+    weighted_loss_error: float
     vlb: float  # the same error under the weights of the bound, averaged over t: a step's mean share, in nats/dim
     vlb_error: float
     num_evaluations: int
@@ -42,7 +44,7 @@ def held_out_loss(
     batch_size: int = 256,
     share: Share = WHOLE,  # of the batches, where several processes call this with equal arguments
 ) -> HeldOut:
-    """Return the unweighted losses of a model over uniform t. Calls with equal arguments share noise and times.
+    """Return the losses of a model over uniform t. Calls with equal arguments share noise and times.
 
     Each row is seen once, at a time in one of N equal parts of [0, 1], which are assigned at random. That is cheap
     enough to do regularly during training. `loss_profile` and `variational_bound` are more precise.
@@ -57,10 +59,12 @@ def held_out_loss(
         rows = torch.arange(batch.start, batch.stop, device=x0.device)
         loss[rows] = plain(model, x0[rows], t[rows], noise=noise[rows], **class_condition(labels, rows)).double()
     loss = share.sum(loss)
+    weighted = loss * objective.weight(t)
     bound = loss * plain.reweighting(vlb(objective.process))(t)
     ranges = (t * NUM_RANGES).long()  # (N,)
     by_range = [float(loss[ranges == number].mean()) for number in range(NUM_RANGES)]
-    return HeldOut(*mean_and_error(loss), *mean_and_error(bound), num_evaluations=len(x0), loss_ranges=by_range)
+    means = (*mean_and_error(loss), *mean_and_error(weighted), *mean_and_error(bound))
+    return HeldOut(*means, num_evaluations=len(x0), loss_ranges=by_range)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class LossProfile:
 
     bins: list[Bin]  # in the order of t
     loss: Estimate
+    weighted_loss: Estimate  # under the weights of the objective
     epsilon_mse: Estimate
     per_image: Tensor  # (N, num_bins), the loss: subtract those of two models to compare them
     num_evaluations: int
@@ -102,9 +107,11 @@ def loss_profile(
     plain = Objective(objective.process, objective.prediction, constant())
     losses = torch.zeros(len(x0), num_bins, dtype=torch.float64, device=x0.device)
     factors = torch.empty_like(losses)  # from the loss to the error of the noise
+    weights = torch.empty_like(losses)
     for number, draw in enumerate(matched_draws(x0, num_bins, seed)):
         t = draw.u.to(torch.float32).clamp(1e-6, 1 - 1e-6)
         log_snr = objective.process.log_snr(draw.u).clamp(-LOG_SNR_LIMIT, LOG_SNR_LIMIT)
+        weights[:, number] = objective.weight(t)
         factors[:, number] = (log_snr + objective.prediction.log_x0_error(log_snr)).exp()
         for batch in share.batches(len(x0), batch_size):
             rows = torch.arange(batch.start, batch.stop, device=x0.device)
@@ -115,6 +122,7 @@ def loss_profile(
     return LossProfile(
         [_bin(objective, losses[:, number], errors[:, number], number, num_bins) for number in range(num_bins)],
         Estimate(*mean_and_error(losses.mean(1))),
+        Estimate(*mean_and_error((losses * weights).mean(1))),
         Estimate(*mean_and_error(errors.mean(1))),
         per_image=losses,
         num_evaluations=losses.numel(),

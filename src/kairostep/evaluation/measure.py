@@ -62,6 +62,7 @@ def measure_held_out(
         Measurement("vlb_diffusion", bound.diffusion, n, bits),
         Measurement("vlb_reconstruction", bound.reconstruction, n, bits),
         Measurement("loss", profile.loss, n, losses),
+        *([Measurement("weighted_loss", profile.weighted_loss, n, losses)] if trained.objective.is_weighted() else []),
         Measurement("epsilon_mse", profile.epsilon_mse, n, losses),
     ]
     for part in profile.bins:

@@ -62,8 +62,10 @@ def results_table(arms: Sequence[Arm]) -> Table:
     """Return the table of all arms."""
     baseline = next(arm for arm in arms if arm.baseline)
     histories = [run.history for arm in arms for run in arm.runs]
+    is_weighted = any(run.last is not None and run.last.is_weighted for run in histories)
     columns = [
         _held_out("held-out loss", "loss"),
+        *([_held_out("weighted held-out loss", "weighted_loss")] if is_weighted else []),
         *(_ratio(title, baseline, cost) for title, cost in RATIOS.items() if len(arms) > 1),
         _held_out("held-out bound", "vlb"),
         *(_quality(what, title) for what, title in MEASURED.items() if any(run.measured(what) for run in histories)),

@@ -1,5 +1,6 @@
 """Reads a run directory for reports, in any state: running, empty, crashed, damaged or from an older version."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,7 +32,15 @@ class HeldOutPoint:
     loss_error: float | None
     vlb: float | None
     vlb_error: float | None
+    weighted_loss: float | None = None  # under the weights of the objective; runs of version 0.1 have none
+    weighted_loss_error: float | None = None
     loss_ranges: tuple[float | None, ...] = ()  # in equal ranges of t, low noise first
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether the run trains another loss than the unweighted one."""
+        loss, weighted = self.loss, self.weighted_loss
+        return loss is not None and weighted is not None and not math.isclose(loss, weighted, rel_tol=1e-4)
 
 
 @dataclass(frozen=True)
@@ -175,7 +184,7 @@ def _grids(directory: Path) -> list[Path]:
 
 
 def _held_out(metrics: Metrics) -> list[HeldOutPoint]:
-    names = ("loss", "loss_error", "vlb", "vlb_error")
+    names = ("loss", "loss_error", "vlb", "vlb_error", "weighted_loss", "weighted_loss_error")
     exact = {name: _exact(metrics, f"held_out/{name}") for name in names}
     steps = sorted({*exact["loss"], *exact["vlb"]})
     seconds = metrics.get("seconds")
@@ -186,10 +195,7 @@ def _held_out(metrics: Metrics) -> list[HeldOutPoint]:
             step,
             seconds.at(step),
             evaluations_at(metrics, step),
-            exact["loss"].get(step),
-            exact["loss_error"].get(step),
-            exact["vlb"].get(step),
-            exact["vlb_error"].get(step),
+            **{name: exact[name].get(step) for name in names},
             loss_ranges=tuple(values.get(step) for values in ranges),
         )
         for step in steps
