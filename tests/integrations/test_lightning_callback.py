@@ -1,5 +1,6 @@
 """Lightning: a sampler in a callback draws in training_step, observes the optimizer's step and is in the checkpoint."""
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,11 @@ import torch
 from denoiser import Denoiser, assert_same, fit, loader, trainer_of
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
-from small_problem import Make, losses_of, make_adaptive, make_root_loss, make_uniform
+from lightning.pytorch.tuner import Tuner
+from small_problem import NUM_ROWS, Make, losses_of, make_adaptive, make_root_loss, make_uniform
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torch.utils.data import DataLoader
 
 import kairostep as ks
 from kairostep.integrations.lightning import TimestepSampling
@@ -274,3 +277,69 @@ def test_a_checkpoint_without_the_callback_says_that_the_sampler_starts_afresh(
         model, loader(2), ckpt_path=tmp_path / "plain.ckpt", weights_only=True
     )
     assert "holds no timestep sampler: RootLoss starts afresh" in caplog.text
+
+
+class Halves(Denoiser):
+    """Draws for the two halves of a batch apart."""
+
+    def training_step(self, x: Tensor, batch_idx: int) -> Tensor:
+        """Return the mean loss of both halves."""
+        total = torch.zeros(())
+        for half in x.chunk(2):
+            drawn = self.sampling.sample(half)
+            total = total + self.sampling.loss(half, drawn, losses_of(self.network, half, drawn.t)) / 2
+        return total
+
+
+def test_a_training_step_may_draw_several_times(tmp_path: Path) -> None:
+    model = fit(Halves(make_root_loss), tmp_path, 6, accumulate_grad_batches=2)
+    assert int(model.sampling.sampler.squares.num_seen.sum()) == 6 * NUM_ROWS
+    assert model.sampling.sampler.steps.num_steps == 3
+
+
+def test_a_draw_without_its_losses_beside_one_with_them_is_named(tmp_path: Path) -> None:
+    class Forgetful(Denoiser):
+        def training_step(self, x: Tensor, batch_idx: int) -> Tensor:
+            self.sampling.sample(x)
+            return super().training_step(x, batch_idx)
+
+    with pytest.raises(RuntimeError, match="training_step did not show them"):
+        fit(Forgetful(make_root_loss), tmp_path, 1)
+
+
+def test_a_sampler_that_reads_the_optimizer_learns_of_it(tmp_path: Path) -> None:
+    model = fit(Denoiser(lambda network: ks.LeastNoise(num_bins=4, warmup=1)), tmp_path, 20)
+    assert int(model.sampling.sampler.num_probes) > 0
+
+
+class Tuned(Denoiser):
+    """What the tuner changes are attributes."""
+
+    def __init__(self, make: Make) -> None:
+        super().__init__(make)
+        self.lr, self.batch_size = 0.05, 4
+
+    def train_dataloader(self) -> DataLoader[Tensor]:
+        """Return batches of the tuned size."""
+        return DataLoader(torch.randn(64, 3), self.batch_size)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return gradient descent at the tuned rate."""
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+@pytest.mark.parametrize("tuned", ["rate", "batch size"])
+def test_trial_steps_of_the_tuner_teach_nothing(tuned: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = Tuned(make_root_loss)
+    trainer = trainer_of(model, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's own
+        if tuned == "rate":
+            Tuner(trainer).lr_find(model, num_training=4)
+        else:
+            Tuner(trainer).scale_batch_size(model, steps_per_trial=2, max_trials=2)
+    assert model.sampling.sampler.steps.num_steps == 0
+    trainer.fit(model)
+    assert model.sampling.sampler.steps.num_steps > 0
+    assert int(model.sampling.sampler.squares.num_seen.sum()) > 0

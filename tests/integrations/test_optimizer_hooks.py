@@ -293,3 +293,29 @@ def test_what_cannot_work_is_refused() -> None:
         StepObserver(ks.Uniform(), loop.model)
     with pytest.raises(ValueError, match="sampler must be a kairostep sampler"):
         StepObserver("uniform", loop.optimizer)
+
+
+@pytest.mark.parametrize("num_batches", [1, 2, 4])
+@pytest.mark.parametrize("attached", [True, False])
+def test_gradients_may_be_cleared_between_the_first_loss_and_its_backward_pass(
+    num_batches: int, attached: bool
+) -> None:
+    loop = Loop("root_loss", hooks=True)
+    for step in range(3):
+        for number in range(num_batches):
+            x, drawn, _, loss_at = loop.drawn(num_batches * step + number)
+            losses = loop.loss_at(x)(torch.arange(len(x)), drawn.t)
+            loop.observer.show(x, drawn, losses if attached else losses.detach(), loss_at)
+            if number == 0:
+                loop.optimizer.zero_grad()
+            losses.mean().backward()
+        loop.optimizer.step()
+    known = num_batches if attached or num_batches == 1 else num_batches - 1  # detached losses cannot tell
+    assert int(loop.sampler.squares.num_seen.sum()) == 3 * known * 16
+
+
+def test_the_optimizer_is_named_to_a_sampler_that_needs_it() -> None:
+    loop = Loop("root_loss", hooks=False)
+    sampler = ks.LeastNoise(num_bins=5, warmup=2)
+    StepObserver(sampler, loop.optimizer)
+    assert sampler.optimizer.value is loop.optimizer

@@ -19,6 +19,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from kairostep.integrations.foreign_loop import load_state, name_of, require_sampler
+from kairostep.integrations.noise_levels import follow
 from kairostep.timesteps import LossAt, Timesteps, TimestepSampler
 from kairostep.timesteps.shown import check_loss_at, check_shown
 
@@ -34,14 +35,15 @@ class TimestepSampling(Callback):
     It needs automatic optimization with one optimizer. With gradient accumulation the sampler learns from the losses of
     all micro-batches of a step. A sampler that asks for other losses measures the last one. The sampler moves to the
     module's device but is not part of the module: its policy's parameters would be trained and reduced with it. It
-    learns nothing from a step that raises.
+    learns nothing from a step that raises, nor from the trial steps of Lightning's tuner.
     """
 
     def __init__(self, sampler: TimestepSampler) -> None:
         self.sampler = require_sampler(sampler)
         self._trainer: Trainer | None = None  # while it fits
-        self._drawn = False  # and not yet seen the losses
-        self._latest: Shown | None = None  # of the latest training step
+        self._optimizer: torch.optim.Optimizer | None = None  # that the sampler knows
+        self._num_unshown = 0  # draws of the latest training step whose losses were not shown yet
+        self._latest: list[Shown] = []  # of the latest training step
         self._seen: list[Shown] = []  # whose gradients the next step takes
         self._observation: AbstractContextManager[None] | None = None  # around the optimizer's step
 
@@ -49,8 +51,12 @@ class TimestepSampling(Callback):
 
     def sample(self, x0: Tensor) -> Timesteps:
         """Return one time and one weight for each row of the clean batch x0 (B, ...)."""
-        self._drawn, self._latest = True, None
-        return self.sampler.sample(x0)
+        self._num_unshown += 1
+        if self._trainer is None or self._takes_part:
+            return self.sampler.sample(x0)
+        follow(self.sampler, x0.device)
+        with torch.no_grad():  # nothing to learn from will follow
+            return self.sampler.sample(x0)
 
     def loss(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Tensor:
         """Return the weighted mean of the losses (B,), for `training_step` to return, and keep them for the next step.
@@ -64,13 +70,22 @@ class TimestepSampling(Callback):
             )
         check_shown(x0, drawn, losses)
         check_loss_at(self.sampler, loss_at)
-        self._drawn, self._latest = (
-            False,
-            (x0, drawn, losses.detach(), loss_at and _in_precision_of(self._trainer, loss_at)),
-        )
+        self._num_unshown = max(0, self._num_unshown - 1)
+        if self._takes_part:
+            precise = loss_at and _in_precision_of(self._trainer, loss_at)
+            self._latest.append((x0, drawn, losses.detach(), precise))
         return (losses * drawn.weight).mean()
 
+    @property
+    def _takes_part(self) -> bool:
+        """Whether the trainer calls this callback: its tuner takes all away while it tries rates or batch sizes."""
+        return self in getattr(self._trainer, "callbacks", ())
+
     # What the trainer calls
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Know the trainer before its tuner takes callbacks away."""
+        self._trainer = trainer if stage == "fit" else None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Move the sampler to the module's device, and raise if its steps cannot be observed."""
@@ -80,7 +95,11 @@ class TimestepSampling(Callback):
                 "`with sampling.sampler.observe(x, drawn, losses.detach()): optimizer.step()`"
             )
         self.sampler.to(pl_module.device)
-        self._trainer, self._drawn, self._latest, self._seen = trainer, False, None, []
+        self._trainer, self._latest, self._seen = trainer, [], []
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Forget what a training step drew that gave no loss."""
+        self._num_unshown, self._latest = 0, []
 
     def on_before_zero_grad(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
@@ -89,15 +108,14 @@ class TimestepSampling(Callback):
         self._seen = []
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the batch of this gradient. Raise if times were drawn and their losses were not shown."""
-        if self._drawn:
+        """Keep the batches of this gradient. Raise if times were drawn and their losses were not shown."""
+        if self._num_unshown:
             raise RuntimeError(
                 "a sampler that draws must see the losses, but training_step did not show them: "
                 "return sampling.loss(x, drawn, losses) from it"
             )
-        if self._latest is not None:
-            self._seen.append(self._latest)
-        self._latest = None
+        self._seen += self._latest
+        self._latest = []
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
@@ -108,6 +126,9 @@ class TimestepSampling(Callback):
                 f"an optimizer must run its closure once per step, {type(optimizer).__name__} did again, and draws and "
                 "losses of one step cannot be told apart: use another optimizer"
             )
+        if optimizer is not self._optimizer:
+            self.sampler.set_optimizer(optimizer)
+            self._optimizer = optimizer
         seen, self._seen = self._seen, []
         for x0, drawn, losses, _ in seen[:-1]:
             self.sampler.show(x0, drawn, losses)
@@ -125,13 +146,13 @@ class TimestepSampling(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Learn nothing from a step that failed."""
-        observation, self._observation, self._trainer = self._observation, None, None
+        observation, self._observation, self._trainer, self._optimizer = self._observation, None, None, None
         if observation is not None:
             observation.__exit__(type(exception), exception, exception.__traceback__)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget the trainer."""
-        self._trainer, self._latest, self._seen = None, None, []
+        self._trainer, self._optimizer, self._latest, self._seen = None, None, [], []
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sampler's state for the checkpoint; every rank holds the same."""

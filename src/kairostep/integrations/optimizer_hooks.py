@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial, update_wrapper
 from typing import Any, Self
 
@@ -41,6 +42,29 @@ def _ignore() -> None:
     """Do nothing."""
 
 
+@dataclass
+class Shown:
+    """A batch whose step is to come."""
+
+    x0: Tensor
+    drawn: Timesteps
+    losses: Tensor  # (B,), detached
+    loss_at: LossAt | None
+    is_dropped: bool = False  # its gradient is gone, as far as it is known
+
+    @classmethod
+    def of(cls, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None) -> Self:
+        """Return the batch, which notices a backward pass to come if the losses are attached."""
+        batch = cls(x0, drawn, losses.detach(), loss_at)
+        if losses.requires_grad:
+            losses.register_hook(batch.keep)  # type: ignore[no-untyped-call]
+        return batch
+
+    def keep(self, gradient: Tensor) -> None:
+        """Belong to the next step: the backward pass has just reached the losses."""
+        self.is_dropped = False
+
+
 class StepObserver:
     """Lets a sampler observe each step of an optimizer, whoever calls `optimizer.step()`. The loop shows the batch.
 
@@ -53,8 +77,8 @@ class StepObserver:
     The sampler learns from all batches shown for a step, so show every micro-batch. A sampler that asks for other
     losses measures the last one. If `optimizer.zero_grad()` drops a gradient, its batch belongs to no step. A step
     without a batch is not observed, and the first one warns. Nothing is learned from a step that a GradScaler skips or
-    that raises. With `step(closure)` the closure shows the batch, and its first call counts. Save
-    `sampler.state_dict()` between steps.
+    that raises. With `step(closure)` the closure shows the batch, and its first call counts. `LeastNoise` is told the
+    optimizer. Save `sampler.state_dict()` between steps.
     """
 
     def __init__(self, sampler: TimestepSampler, optimizer: Optimizer) -> None:
@@ -66,9 +90,9 @@ class StepObserver:
                 f"optimizer must be a torch.optim.Optimizer or wrap one as `.optimizer`, got {optimizer!r}: "
                 "pass the one whose step() updates the model"
             )
+        sampler.set_optimizer(optimizer)
         self.num_unseen = 0  # steps taken without a batch shown
-        self._shown: list[tuple[Tensor, Timesteps, Tensor, LossAt | None]] = []
-        self._num_dropped = 0  # of those shown, whose gradients are gone
+        self._shown: list[Shown] = []
         self._entered: AbstractContextManager[None] | None = None
         self._depth = 0  # of steps within steps: an optimizer's step may call that of its base class, which hooks too
         self._in_closure = self._has_closure = False
@@ -79,18 +103,17 @@ class StepObserver:
         ]
 
     def show(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> None:
-        """Show the batch of the next step: `losses` (B,) at `drawn.t`, before `drawn.weight`."""
+        """Show the batch of the next step: `losses` (B,) at `drawn.t`, before `drawn.weight`, detached or not."""
         if not self._handles:
             raise RuntimeError("an observer must be on its optimizer, but remove() was called: make a new StepObserver")
         check_shown(x0, drawn, losses)
         check_loss_at(self.sampler, loss_at)
         if self._depth and not self._in_closure:
             self._abandon()
-        earlier = self._shown[self._num_dropped :]
-        if earlier:  # of which nobody asks for other losses, nor for images: let go of both
-            before, before_drawn, before_losses, _ = earlier[-1]
-            earlier[-1] = rows_for(self.sampler, before), before_drawn, before_losses, None
-        self._shown, self._num_dropped = [*earlier, (x0, drawn, losses.detach(), loss_at)], 0
+        earlier = [batch for batch in self._shown if not batch.is_dropped]
+        for batch in earlier[-1:]:  # of which nobody asks for other losses, nor for images: let go of both
+            batch.x0, batch.loss_at = rows_for(self.sampler, batch.x0), None
+        self._shown = [*earlier, Shown.of(x0, drawn, losses, loss_at)]
 
     def remove(self) -> None:
         """Take the hooks off the optimizer."""
@@ -139,10 +162,10 @@ class StepObserver:
                 )
             return
         *earlier, last = self._shown
-        self._shown, self._num_dropped = [], 0
-        for x0, drawn, losses, _ in earlier:
-            self.sampler.show(x0, drawn, losses)
-        entered = self.sampler.observe(*last)
+        self._shown = []
+        for batch in earlier:
+            self.sampler.show(batch.x0, batch.drawn, batch.losses)
+        entered = self.sampler.observe(last.x0, last.drawn, last.losses, last.loss_at)
         entered.__enter__()
         self._entered = entered
 
@@ -150,7 +173,7 @@ class StepObserver:
         self._depth = max(0, self._depth - 1)
         if self._depth:
             return
-        entered, self._entered, self._shown, self._num_dropped = self._entered, None, [], 0
+        entered, self._entered, self._shown = self._entered, None, []
         if entered is not None:
             entered.__exit__(None, None, None)
         if self._has_closure:  # it draws at each of its calls, and the first one counts
@@ -161,10 +184,11 @@ class StepObserver:
     def _drop(self) -> None:
         """Record that the gradients of the shown batches are gone, unless a batch was shown before its backward pass.
 
-        Many loops compute the loss, then clear the gradients, then run backward. So batches stay until the next one is
-        shown. After a step that a GradScaler skipped, that one belongs to another step.
+        Many loops compute the loss, then clear the gradients, then run backward. Attached losses notice that. Batches
+        of detached ones stay until the next is shown, which after a step that a GradScaler skipped belongs to another.
         """
-        self._num_dropped = len(self._shown)
+        for batch in self._shown:
+            batch.is_dropped = True
 
     def _abandon(self) -> None:
         """End an observation whose step raised. Nothing is learned."""
