@@ -103,3 +103,11 @@ def test_every_sampler_has_a_preview_without_data(name: str) -> None:
     assert seen.density.mean() == pytest.approx(1, rel=1e-4)
     assert bool(seen.weight.isfinite().all())
     assert (seen.weight > 0).all()
+
+
+@pytest.mark.gpu
+def test_a_sampler_on_a_gpu_is_previewed_where_it_is() -> None:
+    sampler = ks.RootLoss().cuda()
+    seen = preview_of(ks.Objective(LINEAR), sampler)
+    assert_close(seen.density, preview_of(ks.Objective(LINEAR), ks.RootLoss()).density)
+    assert sampler.density().is_cuda

@@ -265,3 +265,9 @@ def test_an_unknown_preset_is_told_with_the_nearest() -> None:
         preset("digit")
     with pytest.raises(ValueError, match=r"unknown preset zzz: valid are digits, digits-flow, .*imagenet-dit"):
         preset("zzz")
+
+
+def test_a_share_of_labels_may_be_a_whole_number_in_python() -> None:
+    assert Config(label_dropout=0).label_dropout == 0
+    with pytest.raises(ValueError, match=r"label_dropout must be in \[0, 1\), got 3"):
+        Config(label_dropout=3)

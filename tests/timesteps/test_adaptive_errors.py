@@ -166,3 +166,13 @@ def test_the_policy_stays_bounded_under_ten_thousand_adversarial_rewards(credit:
         assert 0.99 / MAX_CONCENTRATION <= float(values.min()) <= float(values.max()) <= 1.01 * MAX_CONCENTRATION
     assert all(bool(value.isfinite().all()) for value in sampler.state_dict().values())
     assert bool(sampler.sample(x0).t.isfinite().all())
+
+
+def test_gradient_variance_measures_what_is_still_trained() -> None:
+    problem = Problem()
+    sampler = ks.GradientVariance(problem.model.parameters(), num_bins=2, every=1, rows_per_gradient=4)
+    problem.step(sampler, data(0))
+    problem.model[0].requires_grad_(False)  # fine-tuning goes on with the last layer
+    problem.step(sampler, data(1))
+    assert sampler.num_measured.tolist() == [1, 1]
+    assert bool((sampler.variance > 0).all())

@@ -273,3 +273,19 @@ def test_a_part_of_another_kind_is_refused_before_anything_is_loaded() -> None:
     with pytest.raises(ValueError, match="got that of Uniform for Mode"):
         other.load_state_dict(saved.state_dict())
     assert all(torch.equal(before[key], value) for key, value in other.state_dict().items())
+
+
+@pytest.mark.parametrize("nested", ["first", "then"])
+def test_curricula_may_be_nested(nested: str) -> None:
+    thirds = [ks.Tabulated(torch.eye(3)[third]) for third in range(3)]
+    ramp = {"start": 0, "end": 100}
+    if nested == "first":
+        sampler = ks.Curriculum(ks.Curriculum(thirds[0], thirds[1], **ramp), thirds[2], **ramp)
+    else:
+        sampler = ks.Curriculum(thirds[0], ks.Curriculum(thirds[1], thirds[2], **ramp), **ramp)
+    x0 = torch.zeros(3000, 1)
+    for _ in range(60):
+        sampler.sample(x0)
+    expected = sampler.density(3)
+    drawn = torch.bincount(sampler.sample(x0).index(3), minlength=3) / len(x0)
+    assert_close(drawn, expected, rtol=0, atol=0.04)

@@ -170,3 +170,11 @@ def test_it_warns_once_of_an_optimizer_that_it_cannot_read(name: str) -> None:
 @pytest.mark.parametrize("make", [*NOTHING.values(), *READ.values()], ids=[*NOTHING, *READ])
 def test_it_does_not_warn_of_others(make: Make) -> None:
     probe_with(make)  # pytest makes errors of warnings
+
+
+def test_an_optimizer_without_any_state_is_known_if_it_needs_none() -> None:
+    parameters = [torch.zeros(3, requires_grad=True)]
+    assert can_be_read(optim.SGD(parameters, lr=RATE))
+    elsewhere = optim.Adam(parameters, lr=RATE)  # as ZeroRedundancyOptimizer, which keeps that of its own inside
+    assert not can_be_read(elsewhere)
+    assert_close(scale_gradients([torch.ones(3)], elsewhere), [torch.ones(3)])

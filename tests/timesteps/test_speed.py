@@ -203,3 +203,8 @@ def test_without_mirrors_every_draw_follows_the_asymmetric_density(version):
 def test_wrong_options_are_refused_with_rule_and_value(options, message):
     with pytest.raises(ValueError, match=message):
         ks.Speed(PROCESSES["linear"], **options)
+
+
+def test_a_process_of_two_steps_has_a_weight() -> None:
+    drawn = ks.Speed(ks.DiscreteProcess.linear(2)).sample(torch.zeros(64, 1))
+    assert bool((drawn.weight.isfinite() & (drawn.weight > 0)).all())

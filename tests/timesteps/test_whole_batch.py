@@ -254,3 +254,43 @@ def test_positions_are_spread_over_the_rows_of_all_ranks(
     several, _ = run_ranks(monkeypatch, world_size, spread)
     assert [i for positions, _ in several for i in positions] == list(range(num))
     assert [row for _, rows in several for row in rows] == [i * 24 * world_size // num for i in range(num)]
+
+
+@pytest.mark.parametrize("saved_after", [None, 3])
+def test_second_moments_keep_what_a_rank_sends_over_a_resume(
+    monkeypatch: pytest.MonkeyPatch, saved_after: int | None
+) -> None:
+    """A run may resume just before the small last batch of an epoch."""
+    sizes = [32, 32, 32, 1, 32, 32, 32, 1]
+
+    def work(rank: int) -> dict[str, Tensor]:
+        sampler = ks.LossSecondMoment(num_bins=10, history=40)
+        for step, num in enumerate(sizes):
+            if step == saved_after:
+                state, sampler = sampler.state_dict(), ks.LossSecondMoment(num_bins=10, history=40)
+                sampler.load_state_dict(state)
+            x0 = torch.zeros(num, 1)
+            drawn = sampler.sample(x0)
+            with sampler.observe(x0, drawn, 1 + drawn.t):
+                pass
+        return sampler.state_dict()
+
+    (first, second), _ = run_ranks(monkeypatch, 2, work)
+    assert_close(first, second, rtol=0, atol=0)
+    assert int(first["num_seen"].sum()) == 2 * sum(sizes)
+    assert int(first["num_shown"]) == 64
+
+
+def test_second_moments_say_that_a_larger_batch_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(rank: int) -> int:
+        sampler = ks.LossSecondMoment(num_bins=10, history=40)
+        for num in (2, 32, 32):
+            x0 = torch.zeros(num, 1)
+            drawn = sampler.sample(x0)
+            with sampler.observe(x0, drawn, 1 + drawn.t):
+                pass
+        return int(sampler.num_seen.sum())
+
+    with pytest.warns(UserWarning, match="learns from 2 losses of a process in a step at most.*got 32"):
+        found, _ = run_ranks(monkeypatch, 2, work)
+    assert found == [12, 12]

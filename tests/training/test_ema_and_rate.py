@@ -55,6 +55,33 @@ def test_buffers_follow_the_model() -> None:
     assert_close(ema.model.running_mean, model.running_mean, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_in_half_precision_are_averaged_as_exactly_as_others(dtype: torch.dtype) -> None:
+    model, whole = (nn.Linear(8, 8).to(kind) for kind in (dtype, torch.float32))
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(8, 8, generator=generator).to(dtype) for _ in range(2)]
+    averages = []
+    for each in (model, whole):
+        each.requires_grad_(False)
+        each.weight.copy_(weights[0])
+        each.bias.zero_()
+        ema = EMA(each, 0.999)
+        ema.num_updates = 10**6  # a long training: each step moves the average by a thousandth
+        each.weight.copy_(weights[1])
+        for _ in range(200):
+            ema.update()
+        averages.append(ema)
+    half, full = averages
+    assert half.model.weight.dtype == dtype
+    assert_close(half.model.weight, full.model.weight.to(dtype), rtol=0, atol=0)
+    again = EMA(model, 0.999)
+    again.load_state_dict(deepcopy(half.state_dict()))
+    for each in (half, full, again):
+        each.update()
+    assert_close(again.state_dict(), half.state_dict(), rtol=0, atol=0)
+    assert_close(half.model.weight, full.model.weight.to(dtype), rtol=0, atol=0)
+
+
 def test_average_goes_on_from_its_state() -> None:
     model = nn.Linear(2, 2)
     whole, first = EMA(model, 0.99), EMA(model, 0.99)

@@ -103,7 +103,8 @@ def preview_of(objective: Objective, sampler: TimestepSampler, *, x0: Tensor | N
     t = (torch.arange(num_times, dtype=torch.float64) + 0.5) / num_times
     log_snr = objective.process.log_snr(t)
     within = log_snr.clamp(-LOG_SNR_LIMIT, LOG_SNR_LIMIT)
-    own = sampler_weight(sampler, torch.zeros(NUM_DRAWS, 1) if x0 is None else x0, num_times)
+    device = next((buffer.device for buffer in sampler.buffers()), None)
+    own = sampler_weight(sampler, torch.zeros(NUM_DRAWS, 1, device=device) if x0 is None else x0, num_times)
     weight = objective.weighting(log_snr, objective.prediction) * own
     x0_weight = weight * (-objective.prediction.log_x0_error(within)).exp()
     return Preview(

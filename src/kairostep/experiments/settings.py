@@ -127,7 +127,7 @@ class Config:
                 f"label_dropout must be a share in [0, 1), null or auto, got {self.label_dropout!r}: "
                 "pass for instance --label_dropout=0.1"
             )
-        if isinstance(self.label_dropout, float):
+        if isinstance(self.label_dropout, float | int):
             below_one("label_dropout", self.label_dropout, example=0.1)
         choice("speed", self.speed, ("auto", "plain", "graph", "compile"))
         choice("optimizer", self.optimizer, ("adam", "adamw"))

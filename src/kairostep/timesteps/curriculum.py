@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kairostep.checks import choice, count
+from kairostep.counters import mix
 from kairostep.registry import samplers
 from kairostep.timesteps.adaptive import Adaptive
 from kairostep.timesteps.context import SamplerContext
@@ -55,6 +56,8 @@ class Curriculum(TimestepSampler):
         self.first, self.then, self.start, self.end = first, then, start, end
         self.draws = Draws(seed, stratified=True)
         self.draws.key.bitwise_not_()  # numbers of its own: which rows `then` draws must not depend on their times
+        for _ in range(self.depth):  # nor on what curricula inside chose
+            self.draws.key.copy_(mix(self.draws.key))
         self.register_buffer("num_drawn", torch.tensor(0))
 
     @classmethod
@@ -72,6 +75,11 @@ class Curriculum(TimestepSampler):
     def inner(self) -> tuple[TimestepSampler, ...]:
         """Both samplers, in their order."""
         return self.first, self.then
+
+    @property
+    def depth(self) -> int:
+        """How many curricula are nested in this one, in a row."""
+        return max((1 + each.depth for each in self.inner if isinstance(each, Curriculum)), default=0)
 
     def share(self) -> Tensor:
         """Return the share of rows that `then` draws at the next step, ()."""

@@ -78,14 +78,18 @@ def divisors(states: Sequence[State], group: Group) -> dict[int, Tensor]:
 def can_be_read(optimizer: torch.optim.Optimizer) -> bool:
     """Whether `divisors` knows all that an optimizer divides by, which may be nothing.
 
-    It does not know factored or quantised state, such as that of Adafactor or of 8-bit optimizers.
+    It does not know factored or quantised state, such as that of Adafactor or of 8-bit optimizers, nor state that the
+    optimizer keeps elsewhere, as ZeroRedundancyOptimizer does. SGD alone is known to need none.
     """
-    return all(
-        _is_known(optimizer.state.get(parameter, {}), parameter, group)
+    found = [
+        (optimizer.state.get(parameter, {}), parameter, group)
         for group in optimizer.param_groups
         for parameter in group["params"]
         if parameter.requires_grad
-    )
+    ]
+    if not any(state for state, _, _ in found):
+        return isinstance(getattr(optimizer, "optimizer", optimizer), torch.optim.SGD)
+    return all(_is_known(*each) for each in found)
 
 
 def _name(state: State) -> str | None:

@@ -107,6 +107,7 @@ class GradientVariance(TableSampler):
                 "this sampler is a copy, and copies leave the parameters of the model behind: make a "
                 "GradientVariance(model.parameters()) and give it the copy's state by load_state_dict"
             )
+        parameters = [p for p in parameters if p.requires_grad]  # some may have been frozen since
         size = min(self.rows_per_gradient, max(1, len(x0) * world_size() // 2))  # as one rank would with all rows
         t = self.variance.new_full((size,), (bin_ + 0.5) / len(self.variance))
         num_pairs = len(x0) // (2 * size)

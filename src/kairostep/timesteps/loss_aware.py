@@ -1,6 +1,7 @@
 """Samplers that learn from the training losses, without extra network evaluations."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
@@ -39,7 +40,9 @@ class LossSecondMoment(TableSampler):
     losses: Tensor  # (K, history), a ring per bin
     num_seen: Tensor  # (K,) pushed into the ring, of one step at most `history`
     num_skipped: Tensor  # ()
-    num_gathered: int = 0  # losses that each rank sends of a step, known after the first
+    num_shown: Tensor  # () of a step, over all ranks: the most so far
+    num_gathered: int = 0  # losses that each rank sends of a step, known after the first of this process
+    has_warned: bool = False  # of a larger batch
 
     @renamed_arguments(uniform_prob="floor")
     def __init__(
@@ -57,6 +60,7 @@ class LossSecondMoment(TableSampler):
         self.register_buffer("losses", torch.zeros(num_bins, history, dtype=torch.float32))
         self.register_buffer("num_seen", torch.zeros(num_bins, dtype=torch.int64))
         self.register_buffer("num_skipped", torch.tensor(0))
+        self.register_buffer("num_shown", torch.tensor(0))
 
     @learns_from_step
     def observe(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Iterator[None]:
@@ -91,12 +95,23 @@ class LossSecondMoment(TableSampler):
         """Return bins and losses (B,) of all ranks, in their order, (N,) each, and the sum of what they skipped.
 
         The first message of a process has room for all losses that the rings remember, and says how many a rank has:
-        later ones are as long as the largest of them. A batch that is smaller, as the last of an epoch, is filled up
-        with losses of no bin, K + 1; of one that is larger the last losses are sent.
+        later ones are as long as the largest of them, or of those before a resume. A batch that is smaller, as the last
+        of an epoch, is filled up with losses of no bin, K + 1; of one that is larger the last losses are sent.
         """
+        num_own = len(losses)
         if world_size() == 1:
+            if num_own > self.num_gathered:
+                self.num_gathered = num_own
+                self.num_shown.clamp_(min=num_own)
             return index, losses, num_skipped
-        num_own, room = len(losses), self.num_gathered or self.losses.numel()
+        room = self.num_gathered or self.losses.numel()
+        if room < min(num_own, self.losses.numel()) and not self.has_warned:
+            self.has_warned = True
+            warnings.warn(
+                f"LossSecondMoment learns from {room} losses of a process in a step at most, as many as in the first "
+                f"step since it started, got {num_own}: start from a checkpoint with the larger batch",
+                stacklevel=4,
+            )
         if num_own > room:
             index, losses = self.remembered(index, losses)
         message = losses.new_full((2, 1 + room), len(self.losses) + 1)
@@ -104,7 +119,8 @@ class LossSecondMoment(TableSampler):
         message[:, 1 : 1 + num_own] = torch.stack([index.to(losses.dtype), losses])[:, -room:]
         messages = gather_over_ranks(message)  # (W, 2, 1 + room)
         if not self.num_gathered:
-            self.num_gathered = min(room, int(messages[:, 0, 0].max()))
+            self.num_shown.clamp_(min=world_size() * int(messages[:, 0, 0].max()))
+            self.num_gathered = min(room, -(-int(self.num_shown) // world_size()))
         index_of_all, losses_of_all = messages[:, :, 1:].transpose(0, 1).flatten(1)
         return index_of_all.long(), losses_of_all, messages[:, 1, 0].sum().long()
 
@@ -124,7 +140,9 @@ class LossSecondMoment(TableSampler):
         return with_floor(torch.where(ready, root_mean_square, 1.0), self.floor)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Load states of version 0.1 too, which have no table."""
+        """Load states of version 0.1 too, which have no table and do not say how many losses a step had."""
+        if f"{prefix}losses" in state_dict:
+            state_dict.setdefault(f"{prefix}num_shown", torch.tensor(0))
         super()._load_from_state_dict(state_dict, prefix, *args)
         if f"{prefix}losses" in state_dict and f"{prefix}table.rows" not in state_dict:
             add_table(state_dict, prefix, self, self.learned_mass())

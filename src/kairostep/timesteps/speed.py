@@ -54,7 +54,8 @@ def paper_mass(sigma: Tensor, k: float, tau: float) -> Tensor:
 def paper_weight(sigma: Tensor, tau: float, lam: float) -> Tensor:
     """Return the change-aware weight (T,): from 1 - lambda to lambda with the slope of 1 - alpha_bar, 1 from tau on."""
     change = slope(sigma.square())
-    relative = (change - change.min()) / (change.max() - change.min())
+    span = change.max() - change.min()
+    relative = (change - change.min()) / torch.where(span > 0, span, 1.0)  # all alike in a process of two steps
     return torch.where(is_before(tau, sigma), (1 - lam) + (2 * lam - 1) * relative, 1.0)
 
 

@@ -105,7 +105,7 @@ def make_batches(experiment: Experiment, accelerator: Accelerator) -> Batches:
         device=accelerator.device,
         rank=accelerator.process_index,
         world_size=num_processes,
-        label_dropout=config.label_dropout if isinstance(config.label_dropout, float) else None,
+        label_dropout=None if config.label_dropout is None else float(config.label_dropout),
         num_workers=config.workers,
     )
 
