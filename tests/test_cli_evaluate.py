@@ -309,3 +309,26 @@ def test_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
         main(["evaluate", "--help"])
     assert ended.value.code == 0
     assert "RUN/evaluations.jsonl" in capsys.readouterr().out
+
+
+def test_a_run_that_cannot_be_written_is_refused_before_it_is_measured(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kairostep.evaluation.evaluation.os.access", lambda path, mode: False)  # root may write all
+    monkeypatch.setattr("kairostep.evaluation.evaluation.measure_held_out", lambda *_, **__: pytest.fail("measured"))
+    with pytest.raises(SystemExit) as left:
+        main(["evaluate", str(run)])
+    assert left.value.code == 2
+    assert "evaluations.jsonl, which cannot be written: copy the run" in capsys.readouterr().err
+
+
+def test_measurements_are_printed_even_if_the_disk_is_full(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kairostep.evaluation.evaluation.append_evaluations", fail)
+    with pytest.raises(SystemExit):
+        main(["evaluate", str(run)])
+    assert "vlb_bits_per_dim" in capsys.readouterr().out

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 import kairostep.cli
-from kairostep.comparison.plan import read_plan
+from kairostep.comparison.stored_plan import read_plan
 from kairostep.training import Run
 
 ARMS = "uniform,root_loss"

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from kairostep.commands.compare import seeds_of
 from kairostep.comparison.arms import Arm, parse_rates, read_arms
 
 
@@ -39,6 +42,13 @@ def test_a_file_names_arms_and_what_else_is_compared(tmp_path: Path) -> None:
     assert (found.preset, found.seeds, found.baseline) == ("digits", "0,2", "plain")
     assert (found.learning_rates, found.targets) == ((4e-4, 8e-4), ("loss=0.1",))
     assert found.tasks == {"flow": ("--process=flow",), "linear": ("--process=linear",)}
+
+
+@pytest.mark.parametrize(("written", "found"), [("3", (0, 1, 2)), ("[7]", (7,)), ("[0, 4]", (0, 4)), ('"0,4"', (0, 4))])
+def test_a_list_of_seeds_says_which_and_a_number_how_many(written: str, found: tuple[int, ...], tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"seeds: {written}\narms: {{plain: uniform}}\n")
+    assert seeds_of(str(read_arms(str(path)).seeds)) == found
 
 
 def test_rates_are_put_in_order() -> None:

@@ -39,15 +39,16 @@ BAD: dict[str, tuple[list[str], str]] = {
     ),
     "a seed in an arm": (
         ["compare", "digits", "--arms", "uniform,root_loss --seed=3", "--output", "OUT"],
-        "--seed is the same for all arms, got it in arm",
+        "sets --seed of each run, got it in arm root_loss-seed=3: pass --seeds, such as --seeds 0,1,2",
     ),
+    "a seed in the settings": (command(Path("OUT"), "--seed=3"), "got it in the settings: pass --seeds"),
     "zero seeds": (command(Path("OUT"), "--seeds", "0"), r"--seeds must be in 1..1000, got 0: pass"),
     "seeds that are no numbers": (command(Path("OUT"), "--seeds", "a,b"), "--seeds must be a number or a list"),
     "a seed twice": (command(Path("OUT"), "--seeds", "1,1"), "seeds must differ, got '1,1'"),
     "a target without a metric": (command(Path("OUT"), "--target", "40"), r"METRIC=VALUE, got '40': pass .*fid=40"),
     "a target of an unknown metric": (
         command(Path("OUT"), "--target", "fdi=40"),
-        "unknown metric fdi: valid are loss, bound, fid",
+        "unknown metric fdi: valid are loss, weighted_loss, bound, fid",
     ),
     "a target that is no number": (command(Path("OUT"), "--target", "loss=low"), "a number above 0, got 'low'"),
     "a target that is never measured": (

@@ -17,7 +17,8 @@ import kairostep.cli
 from kairostep.comparison.arms import read_arms
 from kairostep.comparison.conduct import every_run, rounds_of
 from kairostep.comparison.outcome import outcome_of
-from kairostep.comparison.plan import make_plan, read_plan
+from kairostep.comparison.plan import make_plan
+from kairostep.comparison.stored_plan import read_plan
 from kairostep.reports.report import Comparison, make_report
 from kairostep.seed_statistics import ratio_text
 from kairostep.training import Run
@@ -76,7 +77,7 @@ def test_arms_of_a_seed_share_initial_weights_data_and_order(compared: Path, tmp
             run = Run(replace(plan.run(arm, seed, 0.006).config, output=str(tmp_path / arm / str(seed))))
             with closing(run.batches.from_step(0)) as batches:
                 found.append((run.trainer.network.state_dict(), next(batches).x0, run.monitor.held_out[0]))
-            run._release()
+            run.release()
         for weights, x0, held_out in found[1:]:
             torch.testing.assert_close(weights, found[0][0], rtol=0, atol=0)
             assert torch.equal(x0, found[0][1])

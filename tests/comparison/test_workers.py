@@ -14,7 +14,7 @@ from small_runs import Child, num_lines
 from kairostep.comparison import conduct
 from kairostep.comparison.conduct import Work
 from kairostep.comparison.plan import PlannedRun
-from kairostep.comparison.workers import begin_worker, visible_gpus, worker_pool
+from kairostep.comparison.workers import begin_worker, visible_gpus, work_for_parent, worker_pool
 from kairostep.training.run_errors import RunError
 
 PATIENCE = 120.0  # seconds, on a machine with much else to do
@@ -139,3 +139,14 @@ def test_workers_end_with_the_command_that_is_killed(tmp_path: Path) -> None:
         assert time.monotonic() < deadline, f"{left} of {workers}\n{child.output}"
         time.sleep(0.1)
     assert all(any((run / "checkpoints").iterdir()) for run in runs)  # saved on the way out
+
+
+def test_a_signal_ends_work_that_does_not_heed_it_yet() -> None:
+    """A run that is built: reading a folder and encoding latents may take long."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            work_for_parent(signal.raise_signal, signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # until the next run
+    finally:
+        signal.signal(signal.SIGINT, before)

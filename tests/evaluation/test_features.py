@@ -181,3 +181,10 @@ def test_what_is_no_image_and_what_is_no_feature_is_refused() -> None:
         ValueError, match=r"mine:make must return features \(N, D\) for N images, got \(2, 3, 4, 4\) for 2"
     ):
         network(images(2, 3, 4, 4))
+
+
+def test_features_that_take_images_themselves_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "direct_features.py").write_text("def pixels(images):\n    return images.flatten(1).float()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match="a function without arguments, which returns the network, got 'direct_fea"):
+        load_features("direct_features:pixels", (1, 4, 4))

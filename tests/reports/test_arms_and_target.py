@@ -296,3 +296,39 @@ def test_thinning_keeps_the_histogram_that_stands_out() -> None:
     assert len(kept) == 50
     assert {0, 613, 999} <= set(kept)
     assert kept == sorted(set(kept))
+
+
+def with_fid(directory: Path, *lines: dict[str, object]) -> Path:
+    text = "".join(json.dumps({"what": "fid", "standard_error": 0.1, **line}) + "\n" for line in lines)
+    (make_run(directory) / "evaluations.jsonl").write_text(text)
+    return directory
+
+
+def test_the_last_checkpoint_counts_and_its_averaged_weights(tmp_path: Path) -> None:
+    last = {"value": 5.0, "checkpoint": 1000, "weights": "ema"}
+    others = [
+        {"value": 4.0, "checkpoint": 500, "weights": "ema"},
+        {"value": 3.0, "checkpoint": 1000, "weights": "model"},
+    ]
+    for i, lines in enumerate(([last, *others], [*others, last], [{**last, "value": 6.0}, *others, last])):
+        measured = RunHistory.read(with_fid(tmp_path / str(i), *lines)).measured("fid")
+        assert measured is not None
+        assert measured["value"] == 5.0
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"n": 40}, []),
+        ({"n": 20}, ["FID does not compare, it is of different numbers of images: 40, 20."]),
+        ({"n": 40, "features": "inception-2015-12-05"}, []),  # as the config's default
+        (
+            {"n": 40, "features": "mine:net"},
+            ["FID does not compare, it is by different networks: Inception, mine:net."],
+        ),
+    ],
+)
+def test_fids_that_do_not_compare_are_told(other: dict[str, object], told: list[str], tmp_path: Path) -> None:
+    first = {"value": 5.0, "checkpoint": 1000, "weights": "ema", "n": 40}
+    arms = read(with_fid(tmp_path / "a", first), with_fid(tmp_path / "b", {**first, **other}))
+    assert warnings([run for arm in arms for run in arm.runs]) == told

@@ -52,7 +52,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, settings: dict[str, Any], tr
     """Return a run of one process with the weights that two have trained."""
     run = Run(configure(tmp_path_factory.mktemp("one") / "one", settings))
     run.trainer.ema.load_state_dict(state_of(trained)["trainer"]["ema"])
-    run._release()
+    run.release()
     return run
 
 

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--config", type=Path, help="a YAML file of settings instead of a preset, such as config.yaml of a run")
     add("--arms", help='uniform,root_loss,"logit_normal --weighting=min_snr", or a YAML file of named arms')
     add("--baseline", help="arm that the others are measured by (the first)")
-    add("--seeds", help="how many, or which as in 0,1,5 (3)")
+    add("--seeds", help="how many, or which as in 0,1,5 or 7, (3)")
     add("--learning_rates", help="as in 4e-4,8e-4: each arm is compared at its best, chosen on the first seed")
     add("--choose_by", choices=["loss", "weighted_loss", "bound", "fid", "kid"], help="... by its end (the loss)")
     add("--target", action="append", metavar="METRIC=VALUE", help="also tell what it takes to get there")
@@ -66,7 +66,7 @@ def run(known: argparse.Namespace, settings: Sequence[str]) -> None:
     if known.table is not None:
         show_table(known, settings, targets)
         return
-    from kairostep.comparison.plan import take_up
+    from kairostep.comparison.stored_plan import take_up
 
     plans, targets = read_plans(known, settings)
     plans = {name: take_up(plan, known.choose_by) for name, plan in plans.items()}
@@ -142,12 +142,12 @@ def rates_of(text: str | None, file: "ComparisonFile") -> tuple[float, ...]:
 
 
 def seeds_of(text: str) -> tuple[int, ...]:
-    """Return 0, 1, 2 for `3`, and the seeds themselves for a list such as `0,1,5`."""
-    words = text.split(",")
+    """Return 0, 1, 2 for `3`, and the seeds themselves for a list such as `0,1,5` or `7,`."""
+    words = text.removesuffix(",").split(",")
     if not all(word.strip().isdecimal() for word in words):
         raise ValueError(f"--seeds must be a number or a list such as 0,1,2, got {text!r}: pass for instance --seeds 3")
     numbers = [int(word) for word in words]
-    if len(numbers) == 1:
+    if len(numbers) == 1 and not text.endswith(","):
         if not 1 <= numbers[0] <= MAX_SEEDS:
             raise ValueError(f"--seeds must be in 1..{MAX_SEEDS}, got {numbers[0]}: pass for instance --seeds 3")
         return tuple(range(numbers[0]))
@@ -182,7 +182,7 @@ def train_and_show(plans: "dict[str, Plan]", known: argparse.Namespace, targets:
     from kairostep.commands.failures import RUN_ERROR, fail
     from kairostep.comparison.conduct import Work, conduct
     from kairostep.comparison.outcome import outcome_of
-    from kairostep.comparison.plan import write_plan
+    from kairostep.comparison.stored_plan import write_plan
     from kairostep.runs.directory import alone_in
     from kairostep.training import RunError
 

@@ -136,12 +136,19 @@ def _from_mapping(raw: Any) -> ComparisonFile:
         [_arm(str(name), value) for name, value in arms.items()],
         preset=_text("preset", raw.get("preset")),
         settings=tuple(_words("settings", raw.get("settings"))),
-        seeds=None if raw.get("seeds") is None else ",".join(map(str, _list(raw["seeds"]))),
+        seeds=_seeds(raw.get("seeds")),
         baseline=_text("baseline", raw.get("baseline")),
         learning_rates=parse_rates(_list(raw.get("learning_rates") or [])),
         targets=tuple(f"{metric}={value}" for metric, value in targets.items()),
         tasks={str(name): tuple(_words("tasks", value)) for name, value in _mapping("tasks", raw.get("tasks")).items()},
     )
+
+
+def _seeds(value: Any) -> str | None:
+    """Return what `--seeds` says: a number is how many, a list is which."""
+    if value is None:
+        return None
+    return ",".join(map(str, value)) + "," * (len(value) == 1) if isinstance(value, list) else str(value)
 
 
 def _arm(name: str, value: Any) -> Arm:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kairostep.comparison.answers import answer, best_rates, main_metric
-from kairostep.comparison.plan import DIVERGED, Plan, PlannedRun
+from kairostep.comparison.plan import DATA, DIVERGED, Plan, PlannedRun
 from kairostep.comparison.records import Record, read_record
 from kairostep.comparison.workers import visible_gpus, work_for_parent, worker_pool
 from kairostep.files import whole_file
@@ -90,9 +90,15 @@ def train_run(run: PlannedRun, *, measure_only: bool = False) -> float:
 
     Raises:
         SystemExit: A signal came. In the last step too, so that no other run follows.
+        RunError: The data are not those of the runs before.
     """
     began = time.monotonic()
     training = Run(run.config, measure_only=measure_only, go_on=GO_ON)
+    try:
+        check_data(run, training.data)
+    except BaseException:
+        training.release()
+        raise
     if not measure_only:
         print(f"\n{run.name}, learning rate {run.rate:g}: {training.description}", flush=True)
     try:
@@ -110,6 +116,19 @@ def train_run(run: PlannedRun, *, measure_only: bool = False) -> float:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return time.monotonic() - began
+
+
+def check_data(run: PlannedRun, fingerprint: str) -> None:
+    """Raise RunError if other runs of the comparison had other data. The first one writes down its own."""
+    path = run.comparison / DATA
+    if not path.exists():
+        with whole_file(path) as temporary:
+            temporary.write_text(fingerprint + "\n")
+    elif path.read_text().strip() != fingerprint:
+        raise RunError(
+            f"runs of a comparison must have the same data, got other data for {run.name} than for those that are in "
+            f"{run.comparison}: restore the data, or pass another --output"
+        )
 
 
 def mark_diverged(run: PlannedRun, step: int, message: str) -> None:
@@ -130,6 +149,7 @@ def conduct(plan: Plan, work: Work, *, drop: bool = False) -> list[str]:
         drop: Whether arms that end beyond the baseline, by an interval over two seeds or more, train no further seeds.
     """
     notes = list[str]()
+    work.left.clear()
     in_time = True
     for seeds in rounds_of(plan, drop=drop):
         if seeds[0] == plan.seeds[0]:

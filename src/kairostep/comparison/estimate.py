@@ -68,8 +68,7 @@ def time_steps(config: Config) -> float:
                 seconds.append(time.perf_counter() - began)
             batches.close()
         finally:
-            if run.lock is not None:
-                run.lock.release()
+            run.release()
     return statistics.median(seconds[FIRST_STEPS:] or seconds[-1:])
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from kairostep.comparison.answers import ArmAnswer, Target, answer, main_metric
 from kairostep.comparison.conduct import chosen_rates, records_of
-from kairostep.comparison.plan import NAME, Plan, read_plan
+from kairostep.comparison.plan import NAME, Plan
 from kairostep.comparison.records import read_record
+from kairostep.comparison.stored_plan import read_plan
 from kairostep.comparison.tables import Outcome, make_notes
 from kairostep.reports.report import Comparison, write_report
 from kairostep.reports.verdict import Verdict
@@ -19,8 +20,10 @@ def outcome_of(plan: Plan, targets: Sequence[Target] = (), *, notes: Sequence[st
     rates = chosen_rates(plan)
     records = records_of(plan, rates)
     answers = answer(records, plan.baseline, targets, rates)
-    told = make_notes(plan.rates, answers, notes)
-    return Outcome(plan.baseline, answers, records, _trials(plan), told, plan.choose_by, main_metric(records))
+    diverged = {arm: [run.rate for run in plan.runs(arm, plan.seeds[0]) if run.diverged] for arm in plan.names}
+    never = [arm for arm in plan.names if arm not in rates and len(diverged[arm]) == len(plan.rates)]
+    told = make_notes(plan.rates, answers, [*(f"{arm} diverged at every learning rate." for arm in never), *notes])
+    return Outcome(plan.baseline, answers, records, _trials(plan), told, plan.choose_by, main_metric(records), diverged)
 
 
 def _trials(plan: Plan) -> dict[str, dict[float, float | None]]:
@@ -48,8 +51,11 @@ def headline(answers: Sequence[ArmAnswer], baseline: str) -> str:
     others = [each for each in answers if each.arm != baseline]
     if all(len(each.seeds) < 2 for each in others):
         return "No verdict: no arm has two finished seeds."
+    seeds = {each.arm: max((len(ratio.by_seed) for ratio in each.ratios.values()), default=0) for each in others}
     words = {-1: f"Better than {baseline}", 1: f"Worse than {baseline}", 0: "No difference that these seeds can show"}
-    named = {word: [each.arm for each in others if each.decided == sign] for sign, word in words.items()}
+    judged = [each for each in others if seeds[each.arm] > 1]
+    named = {word: [each.arm for each in judged if each.decided == sign] for sign, word in words.items()}
+    named["No verdict"] = [each.arm for each in others if each not in judged]
     return " ".join(f"{word}: {', '.join(arms)}." for word, arms in named.items() if arms)
 
 

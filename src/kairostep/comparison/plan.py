@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
-from kairostep.bounded_files import Unreadable, read_yaml
 from kairostep.comparison.arms import Arm
 from kairostep.experiments import Config, preset
 from kairostep.experiments.command_line import settle
-from kairostep.experiments.config import UNSET, from_dict, to_dict, with_overrides
+from kairostep.experiments.config import to_dict, with_overrides
 from kairostep.experiments.experiment import check, make_objective, resolve
-from kairostep.files import whole_file
 from kairostep.registry import unknown
 
 NAME = "comparison.yaml"
@@ -25,9 +22,13 @@ SHARED = (
     *("held_out_images", "sample_steps"),
     *("fid_every", "fid_images", "inception", "inception_sha256", "features", "precision", "deterministic", "trackers"),
 )
-PER_RUN = ("seed", "output", "resume")  # set by the comparison
+PER_RUN = {  # set by the comparison: what to do instead
+    "seed": "pass --seeds, such as --seeds 0,1,2 or --seeds 7,",
+    "output": "pass --output of the comparison on the command line",
+    "resume": "leave it out, the same command goes on",
+}
 PLACES = ("output", "resume", "cache", "workers", "seed", "inception", "trackers")  # may change between calls
-DATA_PLACES = ("data.path", "data.folder")
+DATA = "data.sha256"  # fingerprint of the data that the runs of a comparison share
 DIVERGED = "diverged.json"  # in the directory of a run that was given up
 FALLING = ("loss", "weighted_loss", "bound", "fid", "kid")  # less is better: these can be reached, and choose rates
 MAIN, WEIGHTED = FALLING[:2]  # metrics of verdicts: the second where all arms share a weighting
@@ -46,6 +47,11 @@ class PlannedRun:
     def directory(self) -> Path:
         """The run directory."""
         return Path(str(self.config.output))
+
+    @property
+    def comparison(self) -> Path:
+        """The folder of the comparison."""
+        return self.directory.parents[3]  # runs/ARM/rate-RATE/seed-SEED
 
     @property
     def name(self) -> str:
@@ -99,11 +105,12 @@ class Plan:
             "learning_rates": list(self.rates),
             "choose_by": self.choose_by,
             "arms": {arm.name: list(arm.settings) for arm in self.arms},
-            "configs": {name: _stored_settings(config) for name, config in self.configs.items()},
+            "configs": {name: stored_settings(config) for name, config in self.configs.items()},
         }
 
 
-def _stored_settings(config: Config) -> dict[str, Any]:
+def stored_settings(config: Config) -> dict[str, Any]:
+    """Return the settings that a later command must share: all but places."""
     return {key: value for key, value in to_dict(config).items() if key not in PLACES}
 
 
@@ -132,12 +139,13 @@ def make_plan(
         ValueError: An arm cannot be trained, or arms cannot be compared.
     """
     check_arms(arms)
+    _check_per_run(settings, "the settings")
     baseline = arms[0].name if baseline is None else baseline
     if baseline not in [arm.name for arm in arms]:
         raise ValueError(f"the baseline must be one of the arms: {unknown('arm', baseline, [a.name for a in arms])}")
     configs = {arm.name: config_of(base, arm, settings) for arm in arms}
     check_shared(configs, baseline)
-    if rates and any(_sets(arm, "learning_rate") for arm in arms):
+    if rates and any(has_setting(arm.settings, "learning_rate") for arm in arms):
         raise ValueError(
             "the rate of an arm is one of --learning_rates, got an arm with its own: leave one of them out"
         )
@@ -156,13 +164,18 @@ def check_arms(arms: Sequence[Arm]) -> None:
     if twice:
         raise ValueError(f"each arm must have a name of its own, got {twice[0]!r} twice: name them in a YAML file")
     for arm in arms:
-        for key in PER_RUN:
-            if _sets(arm, key):
-                raise ValueError(f"--{key} is the same for all arms, got it in arm {arm.name}: pass it for all")
+        _check_per_run(arm.settings, f"arm {arm.name}")
 
 
-def _sets(arm: Arm, key: str) -> bool:
-    return any(word.partition("=")[0].replace("-", "_") == f"__{key}" for word in arm.settings)
+def _check_per_run(settings: Sequence[str], where: str) -> None:
+    for key, fix in PER_RUN.items():
+        if has_setting(settings, key):
+            raise ValueError(f"the comparison sets --{key} of each run, got it in {where}: {fix}")
+
+
+def has_setting(settings: Sequence[str], key: str) -> bool:
+    """Whether settings such as `--key=value` have one of this key."""
+    return any(word.partition("=")[0].replace("-", "_") == f"__{key}" for word in settings)
 
 
 def config_of(base: str | Config, arm: Arm, settings: Sequence[str]) -> Config:
@@ -206,88 +219,3 @@ def check_shared(configs: Mapping[str, Config], baseline: str) -> None:
         for earlier in names[:i]:
             if to_dict(configs[name]) == to_dict(configs[earlier]):
                 raise ValueError(f"arms must differ, got {earlier} and {name} with the same settings: leave one out")
-
-
-def read_plan(output: Path) -> Plan:
-    """Return the plan of a comparison that was begun. Raise ValueError if there is none."""
-    path = output / NAME
-    try:
-        raw = read_yaml(path)
-        arms = [Arm(name, tuple(settings)) for name, settings in raw["arms"].items()]
-        configs = {name: from_dict(config) for name, config in raw["configs"].items()}
-        seeds, rates, choose_by = tuple(raw["seeds"]), tuple(raw["learning_rates"]), raw.get("choose_by", MAIN)
-        if choose_by not in FALLING:
-            raise ValueError(unknown("metric", str(choose_by), FALLING))
-        plan = Plan(output, arms, raw["baseline"], seeds, rates, configs, choose_by)
-    except FileNotFoundError:
-        raise ValueError(f"a comparison must hold {NAME}, got {output}: name what `kairostep compare` wrote") from None
-    except (OSError, Unreadable, TypeError, KeyError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path} must be what `kairostep compare` wrote, got {error}: put back a good copy") from error
-    return plan
-
-
-def take_up(plan: Plan, choose_by: str | None = None) -> Plan:
-    """Return the plan together with what is in its folder; ValueError, with what differs, where they do not compare.
-
-    Arms, seeds and rates may be added. Those that were there stay in the comparison.
-
-    Args:
-        plan: What the command says.
-        choose_by: The metric by which it chooses rates; by default that of the folder, else that of the plan.
-    """
-    if not (plan.output / NAME).exists():
-        if plan.output.is_dir() and any(path.name != ".lock" for path in plan.output.iterdir()):
-            raise ValueError(
-                f"a comparison must go to a folder of its own, got {plan.output} with other files in it: "
-                "pass another --output"
-            )
-        return replace(plan, choose_by=choose_by or plan.choose_by)
-    before = read_plan(plan.output)
-    if before.baseline != plan.baseline:
-        raise _refusal(plan, [f"baseline: {before.baseline} -> {plan.baseline}"])
-    old, new = before.configs[plan.baseline], plan.configs[plan.baseline]
-    changed = _changes(old, new)
-    if changed:
-        raise _refusal(plan, changed)
-    for name in before.configs.keys() & plan.configs.keys():
-        if changed := _changes(before.configs[name], plan.configs[name]):
-            raise _refusal(plan, [f"{name}, {change}" for change in changed])
-    configs = {**before.configs, **plan.configs}
-    check_shared(configs, plan.baseline)
-    there = {arm.name: arm for arm in before.arms} | {arm.name: arm for arm in plan.arms}
-    seeds = tuple(dict.fromkeys([*before.seeds, *plan.seeds]))
-    rates = tuple(sorted({*before.rates, *plan.rates}))
-    choose_by = choose_by or before.choose_by
-    if choose_by != before.choose_by and len(before.rates) > 1:
-        raise _refusal(plan, [f"choose_by: {before.choose_by} -> {choose_by}"])
-    return replace(plan, arms=list(there.values()), configs=configs, seeds=seeds, rates=rates, choose_by=choose_by)
-
-
-def _changes(old: Config, new: Config) -> list[str]:
-    """Return `key: old -> new` for each setting that differs, except places."""
-    before, after = _flat(_stored_settings(old)), _flat(_stored_settings(new))
-    keys = [key for key in {**before, **after} if before.get(key, UNSET) != after.get(key, UNSET)]
-    return [f"{key}: {before.get(key, UNSET)} -> {after.get(key, UNSET)}" for key in keys if key not in DATA_PLACES]
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted names; the name of a part is under the part itself."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        options = value if isinstance(value, dict) else {"name": value}
-        flat |= {key if option == "name" else f"{key}.{option}": given for option, given in options.items()}
-    return flat
-
-
-def _refusal(plan: Plan, changed: Sequence[str]) -> ValueError:
-    return ValueError(
-        f"{plan.output} holds another comparison ({'; '.join(changed)}): pass the same settings to go on with it, or "
-        "another --output"
-    )
-
-
-def write_plan(plan: Plan) -> None:
-    """Write the plan, whole or not at all."""
-    plan.output.mkdir(parents=True, exist_ok=True)
-    with whole_file(plan.output / NAME) as temporary:
-        temporary.write_text(yaml.safe_dump(plan.record, sort_keys=False))

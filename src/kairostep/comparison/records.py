@@ -49,7 +49,10 @@ class Record:
 
 
 def read_record(run: PlannedRun) -> Record | None:
-    """Return what a run has measured so far, None if it never started."""
+    """Return what a run has measured so far, None if it never started.
+
+    Measurements by `kairostep evaluate` do not count, nor those of steps that were added to the run apart.
+    """
     if not (run.directory / "config.yaml").is_file():
         return None
     history = RunHistory.read(run.directory)
@@ -58,9 +61,13 @@ def read_record(run: PlannedRun) -> Record | None:
         for metric, value in ((MAIN, point.loss), (WEIGHTED, point.weighted_loss), ("bound", point.vlb)):
             if value is not None:
                 values.setdefault(metric, {})[int(point.step)] = value
-    for line in history.evaluations:
-        if "weights" in line and line.get("n") == run.config.fid_images and line["what"] in LABELS:
-            values.setdefault(line["what"], {})[int(line["checkpoint"])] = float(line["value"])
+    for line in history.generated:
+        values.setdefault(line["what"], {})[int(line["checkpoint"])] = float(line["value"])
+    values = {
+        metric: kept
+        for metric, found in values.items()
+        if (kept := {step: value for step, value in found.items() if step <= run.config.steps})
+    }
     stopped = _stopped_at(run)
     state = "diverged" if stopped is not None else "finished" if run.finished else "unfinished"
     probes = (history.spent("probe_evaluations") or 0) > 0
@@ -70,7 +77,7 @@ def read_record(run: PlannedRun) -> Record | None:
         state,
         {step: history.costs_at(step) for step in sorted({step for found in values.values() for step in found})},
         values,
-        ranges=_ranges(history.held_out),
+        ranges=_ranges([point for point in history.held_out if point.step <= run.config.steps]),
         place=history.place,
         stopped=stopped,
         batch_size=run.config.batch_size,

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Outcome:
     notes: list[str]
     choose_by: str = MAIN  # the metric of these ends
     judge_by: str = MAIN  # the metric of verdicts and costs
+    diverged_rates: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by arm, on the first seed
 
     @property
     def verdicts(self) -> list[str]:
@@ -106,10 +107,14 @@ def rate_rows(outcome: Outcome) -> list[list[str]]:
     chosen = {each.arm: each.rate for each in outcome.answers}
     rows = [[f"{LABELS[outcome.choose_by]} by rate", *(f"{rate:g}" for rate in rates)]]
     for arm, trials in outcome.rate_trials.items():
-        values = [trials.get(rate) for rate in rates]
-        texts = [MISSING if value is None else f"{value:.5g}" for value in values]
+        diverged = outcome.diverged_rates.get(arm, ())
+        texts = ["diverged" if rate in diverged else _number(trials.get(rate)) for rate in rates]
         rows.append([arm, *(text + " *" * (chosen[arm] == rate) for text, rate in zip(texts, rates, strict=True))])
     return rows
+
+
+def _number(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.5g}"
 
 
 def range_rows(outcome: Outcome) -> list[list[str]]:
@@ -159,6 +164,7 @@ def plain(outcome: Outcome) -> dict[str, Any]:
         "learning_rates": {
             arm: {f"{rate:g}": value for rate, value in trials.items()} for arm, trials in outcome.rate_trials.items()
         },
+        "diverged_rates": {arm: list(rates) for arm, rates in outcome.diverged_rates.items() if rates},
         "arms": {each.arm: _plain_arm(each) for each in outcome.answers},
     }
 

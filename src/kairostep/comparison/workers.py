@@ -42,7 +42,7 @@ def begin_worker(numbers: Any, jobs: int, gpus: Sequence[str]) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
     else:
         torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # between runs; a run that trains heeds it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # between runs
     threading.Thread(target=_follow_parent, daemon=True).start()
 
 
@@ -56,11 +56,14 @@ def _follow_parent() -> None:
 def work_for_parent(work: Callable[[Given], Found], given: Given) -> Found:
     """Return what work gives; without a parent to return it to, end this process.
 
-    A pool takes SystemExit for a result, and would wait for ever for more work from a parent that is gone.
+    A pool takes SystemExit for a result, and would wait for ever for more work from a parent that is gone. Ctrl-C ends
+    work at any point: while a run is built too, before it heeds signals itself.
     """
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         return work(given)
     finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         parent = multiprocessing.parent_process()
         if parent is not None and not parent.is_alive():
             for stream in (sys.stdout, sys.stderr):

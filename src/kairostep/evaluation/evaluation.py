@@ -1,5 +1,6 @@
 """An evaluation: check everything first, then measure, and write each measurement at once."""
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,14 +73,15 @@ class Evaluation:
     share: Share = WHOLE  # of the work, where several processes evaluate together
 
     def measure(self) -> Iterator[list[Measurement]]:
-        """Yield the measurements in groups, after appending them to the run's evaluations.jsonl.
+        """Yield measurements in groups. Each is appended to the run's evaluations.jsonl before the next is measured.
 
-        Of several processes the first one appends and yields them. All must go through all groups.
+        Of several processes the first one yields and appends them. All must go through all groups.
         """
         if self.held_out is not None:
             found = measure_held_out(self.trained, self.held_out, batch_size=self.request.batch_size, share=self.share)
             if self.share.is_first:
-                yield self._written(found)
+                yield found
+                self._append(found)
         if self.network is None or self.reference is None:
             return
         shared: dict[str, Any] = {"device": self.device, "batch_size": self.request.batch_size, "share": self.share}
@@ -90,9 +92,11 @@ class Evaluation:
             generated = source_statistics(source, self.network, self.request.num or NUM, **shared)
             facts = {**generation_facts(source), "features": self.network.name, "digests": digests}
             if self.share.is_first:
-                yield self._written(measure_images(generated, reference, facts))
+                found = measure_images(generated, reference, facts)
+                yield found
+                self._append(found)
 
-    def _written(self, measurements: list[Measurement]) -> list[Measurement]:
+    def _append(self, measurements: list[Measurement]) -> None:
         common = {
             "checkpoint": self.trained.step,
             "checkpoint_sha256": self.trained.digest,
@@ -101,12 +105,13 @@ class Evaluation:
             "kairostep": __version__,
         }
         append_evaluations(run_directory(self.trained) / EVALUATIONS, [one.line(common) for one in measurements])
-        return measurements
 
 
 def prepare(trained: Trained, request: EvaluationRequest, device: torch.device, share: Share = WHOLE) -> Evaluation:
     """Return a checked evaluation; ValueError if the request cannot be met. All processes call it."""
     config, notes = trained.config, list[str]()
+    if share.is_first:
+        check_writable(run_directory(trained) / EVALUATIONS)
     paths = [request.images] if request.images is not None else _complete_sets(trained, request, notes)
     num = request.held_out_images or config.held_out_images or HELD_OUT_IMAGES
     train, test = load_data(replace(config, held_out_images=num), device, share)
@@ -123,6 +128,12 @@ def prepare(trained: Trained, request: EvaluationRequest, device: torch.device, 
     held_out = HeldOutData.of(test, num, device, classes=classes, pixels=not latent) if test is not None else None
     reference = pixels if network else None
     return Evaluation(trained, request, device, held_out, sources, network, reference, notes, share)
+
+
+def check_writable(path: Path) -> None:
+    """Raise ValueError if lines cannot be appended to a file."""
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"measurements are appended to {path}, which cannot be written: copy the run to another place")
 
 
 def run_directory(trained: Trained) -> Path:

@@ -129,7 +129,13 @@ def load_features(name: str, shape: tuple[int, ...], *, device: torch.device | s
             f"--features must name a function that can be imported, got {name!r}: {error}; "
             "start where the module lies, or set PYTHONPATH"
         ) from error
-    made = function()
+    try:
+        made = function()
+    except TypeError as error:
+        raise ValueError(
+            f"--features must name a function without arguments, which returns the network, got {name!r}: {error}; "
+            "wrap it, for instance `def network(): return features`"
+        ) from error
     unnamed = FeatureNetwork(made.to(device).eval() if isinstance(made, torch.nn.Module) else made, name, "")
     generator = torch.Generator().manual_seed(0)
     probe = torch.randint(256, (4, *shape), generator=generator, dtype=torch.uint8)

@@ -1,12 +1,15 @@
 """Differences between runs, and warnings about comparing them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kairostep.reports.arms import Arm, ShownRun, flat, text_of
 from kairostep.reports.rounding import MISSING
+from kairostep.runs.history import RunHistory
+from kairostep.runs.metrics import number
 
+INCEPTION = {"inception-2015-12-05", "null"}  # as measurements and configs name it
 PLACES = ("output", "cache", "resume", "seed", "data.path")
 
 
@@ -61,7 +64,7 @@ def _settings(config: Mapping[str, Any], whole: set[str]) -> dict[str, str]:
 
 
 def warnings(runs: Sequence[ShownRun]) -> list[str]:
-    """Return warnings for the reader: unfinished runs, and seconds that cannot be compared."""
+    """Return warnings for the reader: unfinished runs, and seconds and image quality that cannot be compared."""
     told = []
     for run in runs:
         unfinished = [run.history.state_text] if run.history.state != "finished" else []
@@ -70,4 +73,17 @@ def warnings(runs: Sequence[ShownRun]) -> list[str]:
     devices = dict.fromkeys(run.history.devices for run in runs)
     if len(devices) > 1:
         told.append(f"Seconds do not compare, the runs were made on different devices: {', '.join(devices)}.")
-    return told
+    return [*told, *_quality_warnings([run.history for run in runs])]
+
+
+def _quality_warnings(runs: Sequence[RunHistory]) -> Iterator[str]:
+    """Yield warnings where FID or KID of the runs are of other numbers of images, or by other networks."""
+    for what in ("fid", "kid"):
+        lines = [(run, line) for run in runs if (line := run.measured(what)) is not None]
+        nums = dict.fromkeys(f"{num:,.0f}" for _, line in lines if (num := number(line.get("n"))) is not None)
+        networks = dict.fromkeys(text_of(line.get("features") or run.config.get("features")) for run, line in lines)
+        if len(nums) > 1:
+            yield f"{what.upper()} does not compare, it is of different numbers of images: {', '.join(nums)}."
+        if len({*networks} - INCEPTION) + any(name in INCEPTION for name in networks) > 1:
+            names = ["Inception" if name in INCEPTION else name for name in networks]
+            yield f"{what.upper()} does not compare, it is by different networks: {', '.join(dict.fromkeys(names))}."

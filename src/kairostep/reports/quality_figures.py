@@ -30,7 +30,7 @@ HELD_OUT = {
     ),
 }
 MEASURED = {
-    "fid": ("FID", "Distance of generated images from the data in Inception features: lower is better."),
+    "fid": ("FID", "Distance of generated images from the data, by features of a network: lower is better."),
     "kid": ("KID", "Distance of generated images from the data, without FID's bias at few images: lower is better."),
     "vlb_bits_per_dim": ("Bits per dimension", "Bound on what encoding a held-out image costs: lower is better."),
 }

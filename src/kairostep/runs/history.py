@@ -52,7 +52,8 @@ class RunHistory:
     config_text: str
     metrics: Metrics  # thinned
     held_out: list[HeldOutPoint]
-    evaluations: list[dict[str, Any]]  # of images generated during training, then the lines of evaluations.jsonl
+    generated: list[dict[str, Any]]  # measurements of images that training generated, sorted by step
+    evaluations: list[dict[str, Any]]  # these, then the lines of evaluations.jsonl
     grids: list[Path]  # sorted by step
     state: str  # finished, running, stopped or empty
     state_text: str
@@ -64,12 +65,25 @@ class RunHistory:
         problems: list[str] = []
         config, text = _config(directory, problems)
         metrics = Metrics.read(directory / "metrics.jsonl")
-        evaluations = [*_image_measurements(metrics), *read_evaluations(directory / EVALUATIONS, problems)]
+        generated = _image_measurements(metrics)
+        evaluations = [*generated, *read_evaluations(directory / EVALUATIONS, problems)]
         state, state_text = _state(directory, config, metrics)
         held_out = _held_out(metrics)
         problems = [*problems, *metrics.problems, *_version_problems(config)]
         grids = _grids(directory)
-        return cls(directory, config, text, metrics.thin(), held_out, evaluations, grids, state, state_text, problems)
+        return cls(
+            directory,
+            config,
+            text,
+            metrics.thin(),
+            held_out,
+            generated,
+            evaluations,
+            grids,
+            state,
+            state_text,
+            problems,
+        )
 
     @property
     def seed(self) -> Any:
@@ -136,8 +150,13 @@ class RunHistory:
         return values[-1] if values else None
 
     def measured(self, what: str) -> dict[str, Any] | None:
-        """Return the latest measurement of a kind, such as `fid`."""
-        return next((line for line in reversed(self.evaluations) if line.get("what") == what), None)
+        """Return a measurement of a kind, such as `fid`: of the last checkpoint, averaged weights first, the latest."""
+        found = [line for line in self.evaluations if line.get("what") == what]
+        return max(
+            reversed(found),  # of equal ones the first counts
+            key=lambda line: (number(line.get("checkpoint")) or 0.0, line.get("weights") != "model"),
+            default=None,
+        )
 
 
 def fingerprint(directory: Path) -> tuple[Any, ...]:

@@ -79,7 +79,7 @@ class Run:
         try:
             self._resume()
         except BaseException:
-            self._release()
+            self.release()
             raise
 
     @property
@@ -119,7 +119,7 @@ class Run:
                 if trackers:
                     self.accelerator.end_training()
         finally:
-            self._release()
+            self.release()
             self.watch.close()
 
     def _take_steps(self, start: int) -> None:
@@ -154,7 +154,8 @@ class Run:
                     interruption.leave(stopped, speak=on_main)
                 self.stopped_by = interruption.exit_code if stop else 0
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Let others use the directory: `train` does it at its end."""
         if self.lock is not None:
             self.lock.release()
 
