@@ -6,16 +6,18 @@
 Each sampler trains a network of its own. They take turns of 40 steps, which hold one probe of those that probe, in
 another order in every round; ratios are of a turn to uniform's turn in the same round, geometric means ± 1.96
 standard errors, after the turns in which probes are recorded. A second uniform says how much of it is noise.
-`LeastNoise` probes ever more rarely: what it costs follows from an arm with a probe in every step.
+`LeastNoise` probes ever more rarely: what it costs follows from an arm with a probe in every step. The first probes
+of a process, which are not replayed yet, are timed one by one.
 """
 
 import argparse
 import platform
 import statistics
+from collections.abc import Callable
 from unittest.mock import patch
 
 import torch
-from side_by_side import TURNS_TO_SETTLE, Turn, ratio_of_speeds, take_turns
+from side_by_side import TURNS_TO_SETTLE, Turn, ratio_of_speeds, seconds_of, take_turns
 
 from kairostep.experiments import build, preset
 from kairostep.experiments.config import with_overrides
@@ -24,36 +26,53 @@ from kairostep.training.assembly import make_accelerator, make_batches, make_tra
 from kairostep.training.trainer import Trainer
 
 STEPS_PER_TURN = 40
+PROBING = "least_noise, probing"
+NUM_FIRST = 8  # probes timed one by one: three run eagerly, one is recorded, the rest are replayed
 ARMS: dict[str, tuple[str, ...]] = {
     "uniform": ("--sampler=uniform",),
     "uniform again": ("--sampler=uniform",),
     "root_loss": ("--sampler=root_loss",),
     "root_loss, pairs": ("--sampler=root_loss", "--pairs=true"),
     "infonoise": ("--sampler=infonoise",),
-    "least_noise, probing": ("--sampler=least_noise",),
+    PROBING: ("--sampler=least_noise",),
     "adaptive": ("--sampler=adaptive",),
     "adaptive, one pair": ("--sampler=adaptive", "--sampler.policy=pair"),
     "adaptive, all T, all x0": ("--sampler=adaptive", "--sampler.sweep=1000", "--sampler.reward_rows=128"),
 }
 
 
-def prepare(name: str, settings: list[str]) -> tuple[Trainer, Turn]:
-    """Return the trainer of an arm, and its turn."""
+def prepare(name: str, settings: list[str]) -> tuple[Trainer, Callable[[], None]]:
+    """Return the trainer of an arm, and what takes a step."""
     config = with_overrides(preset(name), [*settings, "--held_out_images=0"])
     accelerator = make_accelerator(config)
     experiment = build(config, accelerator.device)
     trainer = make_trainer(experiment, accelerator)
     batches = make_batches(experiment, accelerator).from_step(0)
 
+    return trainer, lambda: trainer.step([next(batches)])
+
+
+def turn_of(trainer: Trainer, step: Callable[[], None], num_steps: int = STEPS_PER_TURN) -> Turn:
+    """Return a turn of so many steps, each with a probe if the sampler is `LeastNoise`."""
+
     def turn() -> None:
-        for _ in range(STEPS_PER_TURN):
-            trainer.step([next(batches)])
+        for _ in range(num_steps):
+            step()
 
     def probing_turn() -> None:
         with patch.object(least_noise, "probe_number", lambda step, warmup: step if step >= warmup else None):
             turn()
 
-    return trainer, probing_turn if isinstance(trainer.sampler, LeastNoise) else turn
+    return probing_turn if isinstance(trainer.sampler, LeastNoise) else turn
+
+
+def seconds_of_first_probes(trainer: Trainer, step: Callable[[], None], device: torch.device) -> list[float]:
+    """Return what each of the first probes of a process takes, beyond a step without one."""
+    for _ in range(LeastNoise().warmup):  # steps are recorded in it, and no step has a probe
+        step()
+    plain = statistics.median(seconds_of(step, device) for _ in range(NUM_FIRST))
+    probing = turn_of(trainer, step, num_steps=1)
+    return [seconds_of(probing, device) - plain for _ in range(NUM_FIRST)]
 
 
 def share_of_probes(num_steps: int) -> float:
@@ -73,7 +92,8 @@ def main() -> None:
     trained = {name: prepare(arguments.preset, [*settings, *arm]) for name, arm in chosen.items()}
     trainers = {name: trainer for name, (trainer, _) in trained.items()}
     device = trainers["uniform"].accelerator.device
-    turns = {name: turn for name, (_, turn) in trained.items()}
+    first = seconds_of_first_probes(*trained[PROBING], device) if PROBING in trained else []
+    turns = {name: turn_of(*each) for name, each in trained.items()}
     seconds = take_turns(turns, arguments.rounds, device, warm_up=TURNS_TO_SETTLE)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "CPU"
     num_parameters = sum(p.numel() for p in trainers["uniform"].network.parameters()) / 1e6
@@ -89,10 +109,16 @@ def main() -> None:
         print(
             f"{name:23} {milliseconds:11.2f}   {ratio_of_speeds(taken, seconds['uniform'], digits=4):24} {probes:26.1f}"
         )
-    if "least_noise, probing" in seconds:
-        probing = statistics.median(seconds["least_noise, probing"]) / statistics.median(seconds["uniform"]) - 1
-        costs = (f"{probing * share_of_probes(num):.2%} in {num:,} steps" for num in (1000, 3000, 10_000))
-        print(f"\nProbes of least_noise, of the time of a run: {', '.join(costs)}")
+    if first:
+        plain = statistics.median(seconds["uniform"]) / STEPS_PER_TURN
+        probing = statistics.median(seconds[PROBING]) / STEPS_PER_TURN - plain
+        beyond = sum(first) - NUM_FIRST * probing  # what the first probes cost more than later ones
+        runs = (1000, 3000, 10_000)
+        shares = {num: (probing * num * share_of_probes(num), plain * num) for num in runs}
+        later = (f"{probes / run:.2%} in {num:,} steps" for num, (probes, run) in shares.items())
+        whole = (f"{(probes + beyond) / run:.2%}" for probes, run in shares.values())
+        print(f"\nFirst probes of least_noise in a process, ms: {', '.join(f'{1e3 * each:.1f}' for each in first)}")
+        print(f"Probes, of the time of a run: {', '.join(later)}; with the first ones as timed {', '.join(whole)}")
 
 
 if __name__ == "__main__":
