@@ -121,7 +121,8 @@ def lives(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="looks for processes in /proc")
-def test_workers_end_with_the_command_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_end_with_the_command_that_is_ended(number: signal.Signals, tmp_path: Path) -> None:
     line = command(tmp_path / "out", "--seeds", "1", "--steps=1000000", "--log_every=5", "--jobs", "2")
     child = Child(line, tmp_path / "log")
     runs = [tmp_path / "out" / "runs" / arm / "rate-0.006" / "seed-0" for arm in ("uniform", "root_loss")]
@@ -133,7 +134,7 @@ def test_workers_end_with_the_command_that_is_killed(tmp_path: Path) -> None:
     assert child.process.pid is not None
     workers = descendants(child.process.pid)
     assert len(workers) >= 2
-    assert child.send(signal.SIGKILL) == -signal.SIGKILL
+    assert child.send(number) == (-number if number == signal.SIGKILL else 128 + number)
     deadline = time.monotonic() + PATIENCE
     while left := {pid for pid in workers if lives(pid)}:
         assert time.monotonic() < deadline, f"{left} of {workers}\n{child.output}"

@@ -15,7 +15,7 @@ import torch
 from kairostep.comparison.answers import answer, best_rates, main_metric
 from kairostep.comparison.plan import DATA, DIVERGED, Plan, PlannedRun
 from kairostep.comparison.records import Record, read_record
-from kairostep.comparison.workers import visible_gpus, work_for_parent, worker_pool
+from kairostep.comparison.workers import passing_on_sigterm, visible_gpus, work_for_parent, worker_pool
 from kairostep.files import whole_file
 from kairostep.progress_meter import duration
 from kairostep.training import Run
@@ -50,7 +50,8 @@ class Work:
                     return False
                 self._took(train_run(run))
             return True
-        return self._train_in_processes(waiting) if waiting else True
+        with passing_on_sigterm():
+            return self._train_in_processes(waiting) if waiting else True
 
     def _train_in_processes(self, waiting: list[PlannedRun]) -> bool:
         """Give each worker a run, then the next one."""

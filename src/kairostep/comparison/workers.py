@@ -6,9 +6,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -51,6 +52,25 @@ def _follow_parent() -> None:
     if parent is not None:
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)  # a run saves a checkpoint first
+
+
+@contextlib.contextmanager
+def passing_on_sigterm() -> Iterator[None]:
+    """Pass SIGTERM on to the processes of a pool, which save what they train, and leave with its exit code."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # where signals have no handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def work_for_parent(work: Callable[[Given], Found], given: Given) -> Found:
