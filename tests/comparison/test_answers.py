@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kairostep.comparison.answers import NO_DIFFERENCE, Target, answer, best_rates, main_metric, parse_target
+from kairostep.comparison.answers import NO_DIFFERENCE, Target, answer, best_rates, parse_target, verdict_metric
 from kairostep.comparison.records import Record
 from kairostep.comparison.tables import Outcome, csv_text, make_notes, plain, terminal_table
 
@@ -120,15 +120,15 @@ def test_arms_of_one_weighting_are_judged_by_what_they_train() -> None:
         quick=[weighted("quick", seed, speed) for seed, speed in enumerate((1.5, 1.6, 1.55))],
     )
     found = answer(both, "uniform")
-    assert main_metric(both) == "weighted_loss"
+    assert verdict_metric(both) == "weighted_loss"
     assert of(found, "quick").verdict == (
         "quick needs 0.65 (0.60\u20130.70) of uniform's steps to the same weighted held-out loss, 3 seeds: better"
     )
-    table = terminal_table(Outcome("uniform", found, both, {}, [], judge_by=main_metric(both)))
+    table = terminal_table(Outcome("uniform", found, both, {}, [], judge_by=verdict_metric(both)))
     assert "weighted held-out loss" in table.splitlines()[0]
     assert "those of getting to uniform's final weighted held-out loss" in table
     diverged = replace(record("other", 0, [], state="finished"), weighting=None)  # it measured nothing
-    assert main_metric({**both, "other": {0: diverged}}) == "weighted_loss"
+    assert verdict_metric({**both, "other": {0: diverged}}) == "weighted_loss"
 
 
 def test_weighted_losses_of_other_weightings_do_not_compare() -> None:
@@ -140,14 +140,28 @@ def test_weighted_losses_of_other_weightings_do_not_compare() -> None:
     )
     for baseline in several:
         found = answer(several, baseline)
-        assert main_metric(several) == "loss"
+        assert verdict_metric(several) == "loss"
         assert all("weighted_loss" not in each.ratios for each in found)
         others = [each for each in found if each.arm != baseline]
         assert all(reaching.metric != "weighted_loss" for each in others for reaching in each.reaching)
         assert "weighted" not in terminal_table(Outcome(baseline, found, several, {}, []))
-    assert best_rates(lambda arm, _: several[arm][0], list(several), [1e-3], "weighted_loss") == dict.fromkeys(
-        several, 1e-3
+
+
+def test_rates_are_chosen_by_the_weighted_loss_where_asked() -> None:
+    runs = {1e-3: weighted("min_snr", 0, 1.5), 2e-3: weighted("min_snr", 0, 1.0)}  # the unweighted loss says 2e-3
+    assert best_rates(lambda _, rate: runs[rate], ["min_snr"], list(runs), "weighted_loss") == {"min_snr": 1e-3}
+    assert best_rates(lambda _, rate: runs[rate], ["min_snr"], list(runs), "loss") == {"min_snr": 2e-3}
+
+
+def test_a_target_of_the_weighted_loss_is_for_arms_of_the_weighting_of_the_baseline() -> None:
+    both = arms(
+        uniform=[record("uniform", 0, falling(1.0), more={"weighted_loss": falling(1.0)})],
+        min_snr=[weighted("min_snr", 0, 1.5)],
     )
+    target = Target("weighted_loss", 0.8)
+    assert not any(each.target for each in of(answer(both, "uniform", [target]), "min_snr").reaching)
+    alone = {"min_snr": both["min_snr"], "quick": {0: weighted("quick", 0, 2.0)}}
+    assert any(each.target for each in of(answer(alone, "min_snr", [target]), "quick").reaching)
 
 
 def test_batch_sizes_and_probes_are_compared_by_evaluations() -> None:

@@ -14,7 +14,6 @@ from kairostep.comparison.outcome import headline, outcome_of
 from kairostep.comparison.plan import DATA
 from kairostep.comparison.records import read_record
 from kairostep.comparison.stored_plan import read_plan
-from kairostep.training.run_errors import RunError
 
 
 @pytest.fixture(scope="module")
@@ -69,20 +68,26 @@ def test_runs_on_other_data_are_refused_before_they_train(
     line = command(copy, "--seeds", "1", "--steps=4", "--evaluate_every=2")
     kairostep.cli.main(line)  # nothing to train
     told = refused(capsys, *[word.replace("uniform,root_loss", "uniform,root_loss,laplace") for word in line])
-    assert "must have the same data, got other data for laplace/seed-0" in told
-    assert "restore the data, or pass another --output" in told
+    assert f"the data of the runs in {copy} must stay as they were, but have changed: put them back" in told
+    assert not (copy / "runs" / "laplace" / "rate-0.006" / "seed-0" / "config.yaml").exists()
     (copy / DATA).write_text(fingerprint + "\n")
     kairostep.cli.main([word.replace("uniform,root_loss", "uniform,root_loss,laplace") for word in line])
     assert (copy / "comparison.csv").read_text().count("finished") == 3
 
 
-def test_the_first_run_says_what_the_data_are(tmp_path: Path, copy: Path) -> None:
-    run = next(every_run(read_plan(copy)))
+def test_the_first_run_says_what_the_data_are(tmp_path: Path) -> None:
+    check_data(tmp_path, "abc")
+    check_data(tmp_path, "abc")
+    with pytest.raises(ValueError, match="must stay as they were, but have changed"):
+        check_data(tmp_path, "def")
+
+
+def test_runs_of_an_earlier_version_say_it_too(copy: Path) -> None:
+    fingerprint = (copy / DATA).read_text().strip()
     (copy / DATA).unlink()
-    check_data(run, "abc")
-    check_data(run, "abc")
-    with pytest.raises(RunError, match="got other data"):
-        check_data(run, "def")
+    with pytest.raises(ValueError, match="have changed"):
+        check_data(copy, "abc")
+    assert (copy / DATA).read_text().strip() == fingerprint
 
 
 def test_rates_that_come_later_leave_the_one_that_was_there(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +107,7 @@ def test_an_arm_with_a_rate_of_its_own_refuses_rates_for_all_later(
     kairostep.cli.main(line)
     more = [word.replace(arms, "uniform,laplace") for word in line]
     told = refused(capsys, *more, "--learning_rates", "5e-3,6e-3")
-    assert "arm root_loss-learning_rate=1e-3 has a learning rate of its own" in told
+    assert "no arm may set its own, got arm root_loss-learning_rate=1e-3" in told
     assert not (tmp_path / "out" / "runs" / "laplace").exists()
 
 
@@ -118,7 +123,7 @@ def test_an_arm_that_diverged_at_every_rate_is_told(tmp_path: Path, capsys: pyte
 
 def test_the_headline_names_arms_without_a_verdict_apart(copy: Path) -> None:
     outcome = outcome_of(read_plan(copy))
-    assert headline(outcome.answers, "uniform") == "No verdict: no arm has two finished seeds."
+    assert headline(outcome.answers, "uniform", "loss") == "No verdict: no arm has two finished seeds."
     kairostep.cli.main(command(copy, "--seeds", "2", "--steps=4", "--evaluate_every=2"))
     kairostep.cli.main(command(copy, "--seeds", "1", "--steps=4", "--evaluate_every=2", arms="uniform,laplace"))
     for seed in (0, 1):
@@ -127,7 +132,7 @@ def test_the_headline_names_arms_without_a_verdict_apart(copy: Path) -> None:
         (run.directory / "diverged.json").write_text('{"step": 2, "message": ""}')
     plan = read_plan(copy)
     assert records_of(plan, dict.fromkeys(plan.names, 6e-3))["laplace"][0].state == "diverged"
-    told = headline(outcome_of(plan).answers, "uniform")
+    told = headline(outcome_of(plan).answers, "uniform", "loss")
     assert told.endswith("No verdict: laplace.")
     assert "laplace" not in told.removesuffix("No verdict: laplace.")
 

@@ -1,6 +1,7 @@
 """A sampler on an optimizer's hooks learns what it would learn around `optimizer.step()`."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -182,17 +183,23 @@ def test_an_optimizer_that_calls_its_closure_often_is_observed_once_a_step() -> 
         optimizer.step(lambda: torch.tensor(0.0))
 
 
-def test_a_step_that_the_grad_scaler_skips_teaches_nothing() -> None:
+@pytest.mark.parametrize("order", ["clear, backward, show", "clear, show, backward", "show, clear, backward"])
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_step_that_the_grad_scaler_skips_teaches_nothing(order: str, attached: bool) -> None:
     loop = Loop("root_loss", hooks=True)
     scaler = torch.amp.GradScaler("cpu")
     for step, bad in enumerate([True, False]):
-        loop.optimizer.zero_grad()
         torch.manual_seed(step)
         x = torch.randn(16, 4)
         drawn = loop.sampler.sample(x)
         losses = loop.loss_at(x)(torch.arange(16), drawn.t)
-        scaler.scale(losses.mean() * (torch.inf if bad else 1)).backward()
-        loop.observer.show(x, drawn, losses)
+        actions = {
+            "clear": loop.optimizer.zero_grad,
+            "show": partial(loop.observer.show, x, drawn, losses if attached else losses.detach()),
+            "backward": scaler.scale(losses.mean() * (torch.inf if bad else 1)).backward,
+        }
+        for action in order.split(", "):
+            actions[action]()
         scaler.step(loop.optimizer)
         scaler.update()
         assert int(loop.sampler.squares.num_seen.sum()) == (0 if bad else 16)

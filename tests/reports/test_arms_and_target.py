@@ -320,11 +320,11 @@ def test_the_last_checkpoint_counts_and_its_averaged_weights(tmp_path: Path) -> 
     ("other", "told"),
     [
         ({"n": 40}, []),
-        ({"n": 20}, ["FID does not compare, it is of different numbers of images: 40, 20."]),
+        ({"n": 20}, ["FIDs do not compare: they use different numbers of images (40, 20)."]),
         ({"n": 40, "features": "inception-2015-12-05"}, []),  # as the config's default
         (
             {"n": 40, "features": "mine:net"},
-            ["FID does not compare, it is by different networks: Inception, mine:net."],
+            ["FIDs do not compare: they use different networks (Inception, mine:net)."],
         ),
     ],
 )

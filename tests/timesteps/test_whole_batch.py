@@ -291,6 +291,6 @@ def test_second_moments_say_that_a_larger_batch_does_not_fit(monkeypatch: pytest
                 pass
         return int(sampler.num_seen.sum())
 
-    with pytest.warns(UserWarning, match="learns from 2 losses of a process in a step at most.*got 32"):
+    with pytest.warns(UserWarning, match="has room for 2 losses of each process in a step.*got 32"):
         found, _ = run_ranks(monkeypatch, 2, work)
     assert found == [12, 12]

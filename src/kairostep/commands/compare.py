@@ -45,9 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--config", type=Path, help="a YAML file of settings instead of a preset, such as config.yaml of a run")
     add("--arms", help='uniform,root_loss,"logit_normal --weighting=min_snr", or a YAML file of named arms')
     add("--baseline", help="arm that the others are measured by (the first)")
-    add("--seeds", help="how many, or which as in 0,1,5 or 7, (3)")
+    add("--seeds", help="how many (3), or which: 0,1,5, or 7, for one")
     add("--learning_rates", help="as in 4e-4,8e-4: each arm is compared at its best, chosen on the first seed")
-    add("--choose_by", choices=["loss", "weighted_loss", "bound", "fid", "kid"], help="... by its end (the loss)")
+    add(
+        "--choose_by",
+        choices=["loss", "weighted_loss", "bound", "fid", "kid"],
+        help="metric whose final value chooses it (weighted_loss if all arms share a weighting, else loss)",
+    )
     add("--target", action="append", metavar="METRIC=VALUE", help="also tell what it takes to get there")
     add("--budget", help="time for this call, as in 30m or 2h: no run starts that would end later")
     add("--drop", action="store_true", help="no further seeds for arms that are worse already")

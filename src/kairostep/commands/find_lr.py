@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from kairostep.comparison.rate_sweep import RateSweep
 
 TEXT = """\
-Trains a short run at each of several rates and says which one ends with the lowest held-out loss, as in
+Trains a short run at each of several rates and says which one ends with the lowest held-out loss (weighted, if the run
+has a weighting), as in
 
   kairostep find-lr digits
   kairostep find-lr images --data.folder=photos --from 1e-4 --to 3e-3 --steps=2000 --picture rates.png
@@ -108,7 +109,7 @@ def show(sweep: "RateSweep", picture: Path | None) -> None:
 
     rows = [[f"{rate:g}", "diverged" if loss is None else f"{loss:.5g}"] for rate, loss in sweep.losses.items()]
     verdict = sweep.verdict()
-    print("\n" + columns(["learning rate", sweep.measured], rows))
+    print("\n" + columns(["learning rate", sweep.loss_name], rows))
     print(f"\n{verdict}")
     if picture is None:
         return
@@ -116,7 +117,7 @@ def show(sweep: "RateSweep", picture: Path | None) -> None:
     from kairostep.plots import Axis, Curve, Panel
 
     known = {rate: loss for rate, loss in sweep.losses.items() if loss is not None}
-    curve = Curve(f"{sweep.measured} at the end", list(known), list(known.values()))
-    panel = Panel(Axis("learning rate", log=True), Axis(sweep.measured, log=True), [curve], title="rates tried")
+    curve = Curve(f"{sweep.loss_name} at the end", list(known), list(known.values()))
+    panel = Panel(Axis("learning rate", log=True), Axis(sweep.loss_name, log=True), [curve], title="rates tried")
     write_picture("Learning rates", verdict.partition(":")[0], [panel], picture)
     print(f"\nalso in {picture}")

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kairostep.comparison.plan import FALLING, MAIN, WEIGHTED
+from kairostep.comparison.plan import FALLING, UNWEIGHTED, WEIGHTED
 from kairostep.comparison.records import COSTS, LABELS, Record
 from kairostep.registry import unknown
 from kairostep.seed_statistics import PairedRatio, Ratio, cost_ratio, cost_to_reach, paired_ratio, ratio_text
@@ -77,14 +77,14 @@ def answer(
     arms: Mapping[str, Records], baseline: str, targets: Sequence[Target] = (), rates: Mapping[str, float] | None = None
 ) -> list[ArmAnswer]:
     """Return the answer of each arm, that of the baseline first."""
-    base, main = arms[baseline], main_metric(arms)
+    base, metric = arms[baseline], verdict_metric(arms)
     ordered = [baseline, *(arm for arm in arms if arm != baseline)]
-    return [_answer(arm, arms[arm], baseline, base, targets, (rates or {}).get(arm), main) for arm in ordered]
+    return [_answer(arm, arms[arm], baseline, base, targets, (rates or {}).get(arm), metric) for arm in ordered]
 
 
-def main_metric(arms: Mapping[str, Records]) -> str:
+def verdict_metric(arms: Mapping[str, Records]) -> str:
     """Return the metric of verdicts: what is trained where all arms share a weighting, else the unweighted loss."""
-    return WEIGHTED if _weighting_shared_by(*arms.values()) else MAIN
+    return WEIGHTED if _weighting_shared_by(*arms.values()) else UNWEIGHTED
 
 
 def _weighting_shared_by(*arms: Records) -> str:
@@ -94,16 +94,22 @@ def _weighting_shared_by(*arms: Records) -> str:
 
 
 def _answer(
-    arm: str, records: Records, baseline: str, base: Records, targets: Sequence[Target], rate: float | None, main: str
+    arm: str,
+    records: Records,
+    baseline: str,
+    base: Records,
+    targets: Sequence[Target],
+    rate: float | None,
+    judge_by: str,
 ) -> ArmAnswer:
-    metrics = [metric for metric in LABELS if metric != WEIGHTED or any(each.weighting for each in records.values())]
-    finals = {metric: _finals(records, metric) for metric in metrics}
+    is_weighted, shares = any(each.weighting for each in records.values()), _weighting_shared_by(records, base)
+    finals = {metric: _finals(records, metric) for metric in LABELS if metric != WEIGHTED or is_weighted}
     finals = {metric: values for metric, values in finals.items() if values}
     own = arm == baseline
-    paired = [metric for metric in finals if metric != WEIGHTED or _weighting_shared_by(records, base)]
+    paired = [metric for metric in finals if metric != WEIGHTED or shares]
     ratios = {metric: paired_ratio(finals[metric], _finals(base, metric)) for metric in paired}
     reaching = [_reaching(records, base, metric, None) for metric in FALLING if metric in paired]
-    reaching += [_reaching(records, base, target.metric, target) for target in targets]
+    reaching += [_reaching(records, base, each.metric, each) for each in targets if each.metric != WEIGHTED or shares]
     found = ArmAnswer(
         arm,
         rate,
@@ -117,7 +123,7 @@ def _answer(
         0,
         "",
     )
-    decided, sentence = (0, "") if own else judge(found, baseline, _cost_of(records, base), main)
+    decided, sentence = (0, "") if own else judge(found, baseline, _cost_of(records, base), judge_by)
     return ArmAnswer(**{**vars(found), "decided": decided, "verdict": sentence})
 
 
@@ -166,7 +172,7 @@ def _cost_of(records: Records, base: Records) -> str:
     return "steps" if alike else "evaluations"
 
 
-def judge(found: ArmAnswer, baseline: str, cost: str, metric: str = MAIN) -> tuple[int, str]:
+def judge(found: ArmAnswer, baseline: str, cost: str, metric: str) -> tuple[int, str]:
     """Return whether an arm is better (-1) or worse (1) beyond the spread of seeds, and one sentence on it."""
     if found.diverged and not found.seeds:
         steps = ", ".join(str(step) for step in found.diverged.values())
@@ -190,7 +196,10 @@ def judge(found: ArmAnswer, baseline: str, cost: str, metric: str = MAIN) -> tup
 
 
 def best_rates(
-    records: Callable[[str, float], Record | None], arms: Sequence[str], rates: Sequence[float], metric: str = MAIN
+    records: Callable[[str, float], Record | None],
+    arms: Sequence[str],
+    rates: Sequence[float],
+    metric: str = UNWEIGHTED,
 ) -> dict[str, float]:
     """Return the rate with the lowest final value for each arm. Arms that finished at no rate are left out."""
     chosen = {}

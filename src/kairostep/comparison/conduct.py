@@ -9,15 +9,19 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import torch
 
-from kairostep.comparison.answers import answer, best_rates, main_metric
+from kairostep.comparison.answers import answer, best_rates, verdict_metric
 from kairostep.comparison.plan import DATA, DIVERGED, Plan, PlannedRun
 from kairostep.comparison.records import Record, read_record
 from kairostep.comparison.workers import passing_on_sigterm, visible_gpus, work_for_parent, worker_pool
 from kairostep.files import whole_file
 from kairostep.progress_meter import duration
+from kairostep.runs.checkpoint import Checkpoints
+from kairostep.runs.directory import check_same_data
 from kairostep.training import Run
 from kairostep.training.run_errors import Diverged, RunError
 
@@ -91,15 +95,10 @@ def train_run(run: PlannedRun, *, measure_only: bool = False) -> float:
 
     Raises:
         SystemExit: A signal came. In the last step too, so that no other run follows.
-        RunError: The data are not those of the runs before.
+        ValueError: The data are not those of the runs before.
     """
     began = time.monotonic()
-    training = Run(run.config, measure_only=measure_only, go_on=GO_ON)
-    try:
-        check_data(run, training.data)
-    except BaseException:
-        training.release()
-        raise
+    training = Run(run.config, measure_only=measure_only, go_on=GO_ON, check_data=partial(check_data, run.comparison))
     if not measure_only:
         print(f"\n{run.name}, learning rate {run.rate:g}: {training.description}", flush=True)
     try:
@@ -119,17 +118,23 @@ def train_run(run: PlannedRun, *, measure_only: bool = False) -> float:
     return time.monotonic() - began
 
 
-def check_data(run: PlannedRun, fingerprint: str) -> None:
-    """Raise RunError if other runs of the comparison had other data. The first one writes down its own."""
-    path = run.comparison / DATA
+def check_data(comparison: Path, fingerprint: str) -> None:
+    """Raise ValueError if other runs of a comparison had other data. The first one writes down its own."""
+    path = comparison / DATA
     if not path.exists():
+        known = data_of_runs(comparison) or fingerprint
         with whole_file(path) as temporary:
-            temporary.write_text(fingerprint + "\n")
-    elif path.read_text().strip() != fingerprint:
-        raise RunError(
-            f"runs of a comparison must have the same data, got other data for {run.name} than for those that are in "
-            f"{run.comparison}: restore the data, or pass another --output"
-        )
+            temporary.write_text(known + "\n")
+    check_same_data(path.read_text().strip(), fingerprint, f"the runs in {comparison}")
+
+
+def data_of_runs(comparison: Path) -> str | None:
+    """Return the fingerprint in a checkpoint of a run that is there, None without one: of runs of earlier versions."""
+    for folder in sorted(comparison.glob("runs/*/*/*/checkpoints")):
+        newest = Checkpoints(folder, keep=1).read_newest()
+        if newest is not None:
+            return str(newest[1]["data"])
+    return None
 
 
 def mark_diverged(run: PlannedRun, step: int, message: str) -> None:
@@ -181,7 +186,7 @@ def rounds_of(plan: Plan, *, drop: bool) -> list[Sequence[int]]:
 def dropped_arms(plan: Plan, rates: dict[str, float]) -> list[str]:
     """Return the arms that are worse than the baseline, beyond the spread of the seeds so far."""
     records = records_of(plan, rates)
-    ends = {each.arm: each.ratios.get(main_metric(records)) for each in answer(records, plan.baseline)}
+    ends = {each.arm: each.ratios.get(verdict_metric(records)) for each in answer(records, plan.baseline)}
     return [arm for arm, ratio in ends.items() if ratio is not None and ratio.decided > 0]
 
 

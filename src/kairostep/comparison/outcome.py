@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from kairostep.comparison.answers import ArmAnswer, Target, answer, main_metric
+from kairostep.comparison.answers import ArmAnswer, Target, answer, verdict_metric
 from kairostep.comparison.conduct import chosen_rates, records_of
 from kairostep.comparison.plan import NAME, Plan
 from kairostep.comparison.records import read_record
@@ -23,7 +23,9 @@ def outcome_of(plan: Plan, targets: Sequence[Target] = (), *, notes: Sequence[st
     diverged = {arm: [run.rate for run in plan.runs(arm, plan.seeds[0]) if run.diverged] for arm in plan.names}
     never = [arm for arm in plan.names if arm not in rates and len(diverged[arm]) == len(plan.rates)]
     told = make_notes(plan.rates, answers, [*(f"{arm} diverged at every learning rate." for arm in never), *notes])
-    return Outcome(plan.baseline, answers, records, _trials(plan), told, plan.choose_by, main_metric(records), diverged)
+    return Outcome(
+        plan.baseline, answers, records, _trials(plan), told, plan.choose_by, verdict_metric(records), diverged
+    )
 
 
 def _trials(plan: Plan) -> dict[str, dict[float, float | None]]:
@@ -46,14 +48,13 @@ def plans_in(folder: Path) -> dict[str, Plan]:
     return found or {"": read_plan(folder)}  # raises and says what is missing
 
 
-def headline(answers: Sequence[ArmAnswer], baseline: str) -> str:
+def headline(answers: Sequence[ArmAnswer], baseline: str, judge_by: str) -> str:
     """Return one line on all arms."""
     others = [each for each in answers if each.arm != baseline]
     if all(len(each.seeds) < 2 for each in others):
         return "No verdict: no arm has two finished seeds."
-    seeds = {each.arm: max((len(ratio.by_seed) for ratio in each.ratios.values()), default=0) for each in others}
     words = {-1: f"Better than {baseline}", 1: f"Worse than {baseline}", 0: "No difference that these seeds can show"}
-    judged = [each for each in others if seeds[each.arm] > 1]
+    judged = [each for each in others if (ratio := each.ratios.get(judge_by)) is not None and len(ratio.by_seed) > 1]
     named = {word: [each.arm for each in judged if each.decided == sign] for sign, word in words.items()}
     named["No verdict"] = [each.arm for each in others if each not in judged]
     return " ".join(f"{word}: {', '.join(arms)}." for word, arms in named.items() if arms)
@@ -73,7 +74,7 @@ def write_comparison_page(plan: Plan, outcome: Outcome) -> Path:
         Comparison(
             {run.directory.absolute(): run.name for run in runs},
             plan.baseline,
-            Verdict(headline(outcome.answers, plan.baseline), [*outcome.verdicts, *outcome.notes]),
+            Verdict(headline(outcome.answers, plan.baseline, outcome.judge_by), [*outcome.verdicts, *outcome.notes]),
             plan.output.absolute().name,
         ),
     )

@@ -30,8 +30,8 @@ PER_RUN = {  # set by the comparison: what to do instead
 PLACES = ("output", "resume", "cache", "workers", "seed", "inception", "trackers")  # may change between calls
 DATA = "data.sha256"  # fingerprint of the data that the runs of a comparison share
 DIVERGED = "diverged.json"  # in the directory of a run that was given up
-FALLING = ("loss", "weighted_loss", "bound", "fid", "kid")  # less is better: these can be reached, and choose rates
-MAIN, WEIGHTED = FALLING[:2]  # metrics of verdicts: the second where all arms share a weighting
+UNWEIGHTED, WEIGHTED = "loss", "weighted_loss"  # held-out losses
+FALLING = (UNWEIGHTED, WEIGHTED, "bound", "fid", "kid")  # less is better: these can be reached, and choose rates
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Plan:
     seeds: tuple[int, ...]
     rates: tuple[float, ...]  # to try; none: one for all arms, that of the settings
     configs: Mapping[str, Config]  # by arm, with every default filled in and seed 0
-    choose_by: str = MAIN  # the metric by whose end on the first seed an arm gets its rate
+    choose_by: str = UNWEIGHTED  # the metric by whose end on the first seed an arm gets its rate
 
     def runs(self, arm: str, seed: int) -> list[PlannedRun]:
         """Return the runs of an arm and a seed, one for each rate."""
@@ -151,7 +151,7 @@ def make_plan(
         )
     first, *others = configs.values()
     one_weighting = all(config.weighting == first.weighting for config in others)
-    choose_by = WEIGHTED if one_weighting and is_weighted(first) else MAIN
+    choose_by = WEIGHTED if one_weighting and is_weighted(first) else UNWEIGHTED
     return Plan(output, list(arms), baseline, tuple(seeds), tuple(rates), configs, choose_by)
 
 

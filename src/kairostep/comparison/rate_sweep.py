@@ -9,7 +9,7 @@ import torch
 
 from kairostep.comparison.arms import Arm
 from kairostep.comparison.conduct import mark_diverged, train_run
-from kairostep.comparison.plan import MAIN, WEIGHTED, Plan, PlannedRun, is_weighted
+from kairostep.comparison.plan import UNWEIGHTED, WEIGHTED, Plan, PlannedRun, is_weighted
 from kairostep.comparison.records import LABELS, read_record
 from kairostep.experiments import Config, build
 from kairostep.experiments.config import differences, load, with_overrides
@@ -27,11 +27,11 @@ MAX_FURTHER = 3  # rates beyond the largest of a sweep
 
 @dataclass(frozen=True)
 class RateSweep:
-    """The held-out loss at the end of a run at each rate, None where it diverged."""
+    """The held-out loss at the end of a run at each rate, weighted as the run weights it; None where it diverged."""
 
     losses: Mapping[float, float | None]
     steps: int
-    measured: str = LABELS[MAIN]  # the loss, in words
+    loss_name: str = LABELS[UNWEIGHTED]  # in words
 
     @property
     def best(self) -> float:
@@ -57,10 +57,10 @@ class RateSweep:
         choice = f"--learning_rate={self.suggested:g}: "
         if len(self.losses) == 1:
             return (
-                f"{choice}the {self.measured} after {self.steps} steps is {lowest:.5g}; it is the only rate tried: "
+                f"{choice}the {self.loss_name} after {self.steps} steps is {lowest:.5g}; it is the only rate tried: "
                 "pass --from and --to to try others"
             )
-        ending = f"the lowest {self.measured} after {self.steps} steps, {lowest:.5g}"
+        ending = f"the lowest {self.loss_name} after {self.steps} steps, {lowest:.5g}"
         if self.suggested == self.best:
             text = choice + ending
         else:
@@ -146,7 +146,7 @@ def sweep_rates(plan: Plan, further: Sequence[float] = ()) -> RateSweep:
         if RateSweep(losses, config.steps).best != max(losses):
             break
         losses[rate] = train_for_loss(plan.run(ARM, plan.seeds[0], rate))
-    return RateSweep(losses, config.steps, LABELS[metric_of(config)])
+    return RateSweep(losses, config.steps, loss_name(config))
 
 
 def train_for_loss(run: PlannedRun) -> float | None:
@@ -159,13 +159,14 @@ def train_for_loss(run: PlannedRun) -> float | None:
     if loss is None and not run.diverged:
         metrics, steps = run.directory / "metrics.jsonl", run.config.steps
         lines = filter(None, map(parse_line, metrics.read_text().splitlines()))
-        if not any(line.get("step") == steps and "held_out" in line for line in lines):
+        measured = [line["held_out"] for line in lines if line.get("step") == steps and "held_out" in line]
+        if not any(metric_of(run.config) in held_out for held_out in measured):
             raise ValueError(
-                f"a run must hold the held-out loss of its last step, got none in {metrics}: "
+                f"a run must hold the {loss_name(run.config)} of its last step, got none in {metrics}: "
                 f"remove {run.directory} to train it again"
             )
-        mark_diverged(run, steps, f"the held-out loss is no longer finite at step {steps}")
-    ended = "diverged" if loss is None else f"{LABELS[metric_of(run.config)]} {loss:.5g}"
+        mark_diverged(run, steps, f"the {loss_name(run.config)} is no longer finite at step {steps}")
+    ended = "diverged" if loss is None else f"{loss_name(run.config)} {loss:.5g}"
     print(f"learning rate {run.rate:g}: {ended}, {took}", flush=True)
     return loss
 
@@ -178,4 +179,9 @@ def final_loss(run: PlannedRun) -> float | None:
 
 def metric_of(config: Config) -> str:
     """Return the metric that rates are compared by: what is trained."""
-    return WEIGHTED if is_weighted(config) else MAIN
+    return WEIGHTED if is_weighted(config) else UNWEIGHTED
+
+
+def loss_name(config: Config) -> str:
+    """Return that metric in words."""
+    return LABELS[metric_of(config)]

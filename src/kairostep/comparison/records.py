@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kairostep.comparison.plan import DIVERGED, MAIN, WEIGHTED, PlannedRun
+from kairostep.comparison.plan import DIVERGED, UNWEIGHTED, WEIGHTED, PlannedRun
 from kairostep.runs.history import HeldOutPoint, RunHistory
 
 COSTS = ("steps", "images", "evaluations", "seconds")
 LABELS = {
-    MAIN: "held-out loss",
+    UNWEIGHTED: "held-out loss",
     WEIGHTED: "weighted held-out loss",
     "bound": "held-out bound",
     "fid": "FID",
@@ -34,7 +34,7 @@ class Record:
     stopped: int | None = None  # the step at which it diverged
     batch_size: int = 0
     probes: bool = False  # whether its sampler evaluates the network
-    weighting: str | None = None  # of its loss: empty if it is 1 at all t, None if no loss was measured
+    weighting: str | None = None  # of its loss; "" if none, or if too old to have a weighted loss; None before a loss
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def final(self, metric: str) -> float | None:
@@ -58,7 +58,7 @@ def read_record(run: PlannedRun) -> Record | None:
     history = RunHistory.read(run.directory)
     values: dict[str, dict[int, float]] = {}
     for point in history.held_out:
-        for metric, value in ((MAIN, point.loss), (WEIGHTED, point.weighted_loss), ("bound", point.vlb)):
+        for metric, value in ((UNWEIGHTED, point.loss), (WEIGHTED, point.weighted_loss), ("bound", point.vlb)):
             if value is not None:
                 values.setdefault(metric, {})[int(point.step)] = value
     for line in history.generated:

@@ -9,7 +9,7 @@ import yaml
 
 from kairostep.bounded_files import Unreadable, read_yaml
 from kairostep.comparison.arms import Arm
-from kairostep.comparison.plan import FALLING, MAIN, NAME, Plan, check_shared, has_setting, stored_settings
+from kairostep.comparison.plan import FALLING, NAME, UNWEIGHTED, Plan, check_shared, has_setting, stored_settings
 from kairostep.experiments import Config
 from kairostep.experiments.config import UNSET, from_dict
 from kairostep.files import whole_file
@@ -25,7 +25,7 @@ def read_plan(output: Path) -> Plan:
         raw = read_yaml(path)
         arms = [Arm(name, tuple(settings)) for name, settings in raw["arms"].items()]
         configs = {name: from_dict(config) for name, config in raw["configs"].items()}
-        seeds, rates, choose_by = tuple(raw["seeds"]), tuple(raw["learning_rates"]), raw.get("choose_by", MAIN)
+        seeds, rates, choose_by = tuple(raw["seeds"]), tuple(raw["learning_rates"]), raw.get("choose_by", UNWEIGHTED)
         if choose_by not in FALLING:
             raise ValueError(unknown("metric", str(choose_by), FALLING))
         plan = Plan(output, arms, raw["baseline"], seeds, rates, configs, choose_by)
@@ -74,13 +74,16 @@ def take_up(plan: Plan, choose_by: str | None = None) -> Plan:
 
 
 def _rates_of(before: Plan, plan: Plan, arms: Sequence[Arm]) -> tuple[float, ...]:
-    """Return the rates of both, those of runs with the one rate of the settings among them."""
+    """Return the rates of both plans. If the folder had no list of rates, the one rate of its settings joins."""
     rates = {*before.rates, *plan.rates}
     if not rates:
         return ()
     own = [arm.name for arm in arms if has_setting(arm.settings, "learning_rate")]
     if own:
-        raise _refusal(plan, [f"arm {own[0]} has a learning rate of its own, beside learning_rates: {sorted(rates)}"])
+        raise ValueError(
+            f"with --learning_rates no arm may set its own, got arm {own[0]} in {plan.output}: leave --learning_rates "
+            "out, or pass another --output"
+        )
     if not before.rates:
         rates |= {config.learning_rate for config in before.configs.values()}
     return tuple(sorted(rates))

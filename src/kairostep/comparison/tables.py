@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kairostep.comparison.answers import COST_NAMES, ArmAnswer, Reaching
-from kairostep.comparison.plan import MAIN, WEIGHTED
+from kairostep.comparison.plan import UNWEIGHTED, WEIGHTED
 from kairostep.comparison.records import COSTS, LABELS, Record
 from kairostep.files import whole_file
 from kairostep.seed_statistics import PairedRatio, ratio_text, spread_of
@@ -31,8 +31,8 @@ class Outcome:
     records: Mapping[str, Mapping[int, Record]]
     rate_trials: Mapping[str, Mapping[float, float | None]]  # by arm and rate: the end on the first seed
     notes: list[str]
-    choose_by: str = MAIN  # the metric of these ends
-    judge_by: str = MAIN  # the metric of verdicts and costs
+    choose_by: str = UNWEIGHTED  # the metric of these ends
+    judge_by: str = UNWEIGHTED  # the metric of verdicts and costs
     diverged_rates: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by arm, on the first seed
 
     @property

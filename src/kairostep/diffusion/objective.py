@@ -89,7 +89,7 @@ class Objective:
         return self.weighting(self.process.log_snr(t), self.prediction)
 
     def is_weighted(self) -> bool:
-        """Return whether the factor on the squared error is not 1 at all t, up to rounding."""
+        """Return whether the factor on the squared error differs from 1 at some t, beyond rounding."""
         weight = self.weight((torch.arange(100) + 0.5) / 100)
         return not torch.allclose(weight, torch.ones_like(weight), rtol=1e-4)
 

@@ -73,15 +73,15 @@ class Evaluation:
     share: Share = WHOLE  # of the work, where several processes evaluate together
 
     def measure(self) -> Iterator[list[Measurement]]:
-        """Yield measurements in groups. Each is appended to the run's evaluations.jsonl before the next is measured.
+        """Yield the measurements in groups, each after it was appended to the run's evaluations.jsonl.
 
-        Of several processes the first one yields and appends them. All must go through all groups.
+        If it cannot be, it is yielded before the error. Of several processes the first one appends and yields them. All
+        must go through all groups.
         """
         if self.held_out is not None:
             found = measure_held_out(self.trained, self.held_out, batch_size=self.request.batch_size, share=self.share)
             if self.share.is_first:
-                yield found
-                self._append(found)
+                yield from self._kept(found)
         if self.network is None or self.reference is None:
             return
         shared: dict[str, Any] = {"device": self.device, "batch_size": self.request.batch_size, "share": self.share}
@@ -92,11 +92,9 @@ class Evaluation:
             generated = source_statistics(source, self.network, self.request.num or NUM, **shared)
             facts = {**generation_facts(source), "features": self.network.name, "digests": digests}
             if self.share.is_first:
-                found = measure_images(generated, reference, facts)
-                yield found
-                self._append(found)
+                yield from self._kept(measure_images(generated, reference, facts))
 
-    def _append(self, measurements: list[Measurement]) -> None:
+    def _kept(self, measurements: list[Measurement]) -> Iterator[list[Measurement]]:
         common = {
             "checkpoint": self.trained.step,
             "checkpoint_sha256": self.trained.digest,
@@ -104,7 +102,12 @@ class Evaluation:
             "solver": None,
             "kairostep": __version__,
         }
-        append_evaluations(run_directory(self.trained) / EVALUATIONS, [one.line(common) for one in measurements])
+        try:
+            append_evaluations(run_directory(self.trained) / EVALUATIONS, [one.line(common) for one in measurements])
+        except OSError:
+            yield measurements
+            raise
+        yield measurements
 
 
 def prepare(trained: Trained, request: EvaluationRequest, device: torch.device, share: Share = WHOLE) -> Evaluation:

@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -130,12 +131,13 @@ def load_features(name: str, shape: tuple[int, ...], *, device: torch.device | s
             "start where the module lies, or set PYTHONPATH"
         ) from error
     try:
-        made = function()
+        inspect.signature(function).bind()
     except TypeError as error:
         raise ValueError(
             f"--features must name a function without arguments, which returns the network, got {name!r}: {error}; "
             "wrap it, for instance `def network(): return features`"
         ) from error
+    made = function()
     unnamed = FeatureNetwork(made.to(device).eval() if isinstance(made, torch.nn.Module) else made, name, "")
     generator = torch.Generator().manual_seed(0)
     probe = torch.randint(256, (4, *shape), generator=generator, dtype=torch.uint8)

@@ -25,7 +25,7 @@ class HeldOut:
 
     loss: float  # squared error of what is predicted, unweighted, at uniform t
     loss_error: float
-    weighted_loss: float  # the same error under the weights of the objective: what unbiased draws train
+    weighted_loss: float  # the same error under the weights of the objective: what a run with unbiased draws minimises
     weighted_loss_error: float
     vlb: float  # the same error under the weights of the bound, averaged over t: a step's mean share, in nats/dim
     vlb_error: float

@@ -52,10 +52,10 @@ class TimestepSampling(Callback):
     def sample(self, x0: Tensor) -> Timesteps:
         """Return one time and one weight for each row of the clean batch x0 (B, ...)."""
         self._num_unshown += 1
-        if self._trainer is None or self._takes_part:
+        if self._trainer is None or self._is_called:
             return self.sampler.sample(x0)
         follow(self.sampler, x0.device)
-        with torch.no_grad():  # nothing to learn from will follow
+        with torch.no_grad():  # a trial step, from which the sampler will not learn
             return self.sampler.sample(x0)
 
     def loss(self, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None = None) -> Tensor:
@@ -71,13 +71,13 @@ class TimestepSampling(Callback):
         check_shown(x0, drawn, losses)
         check_loss_at(self.sampler, loss_at)
         self._num_unshown = max(0, self._num_unshown - 1)
-        if self._takes_part:
+        if self._is_called:
             precise = loss_at and _in_precision_of(self._trainer, loss_at)
             self._latest.append((x0, drawn, losses.detach(), precise))
         return (losses * drawn.weight).mean()
 
     @property
-    def _takes_part(self) -> bool:
+    def _is_called(self) -> bool:
         """Whether the trainer calls this callback: its tuner takes all away while it tries rates or batch sizes."""
         return self in getattr(self._trainer, "callbacks", ())
 
@@ -98,7 +98,7 @@ class TimestepSampling(Callback):
         self._trainer, self._latest, self._seen = trainer, [], []
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Forget what a training step drew that gave no loss."""
+        """Forget the draws of a training step that returned no loss."""
         self._num_unshown, self._latest = 0, []
 
     def on_before_zero_grad(

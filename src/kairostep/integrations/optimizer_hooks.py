@@ -43,20 +43,21 @@ def _ignore() -> None:
 
 
 @dataclass
-class Shown:
+class ShownBatch:
     """A batch whose step is to come."""
 
     x0: Tensor
     drawn: Timesteps
     losses: Tensor  # (B,), detached
     loss_at: LossAt | None
-    is_dropped: bool = False  # its gradient is gone, as far as it is known
+    is_attached: bool  # its losses were, so that their backward pass is noticed
+    is_dropped: bool = False  # cleared since it was shown; attached losses undo this at their backward pass
 
     @classmethod
     def of(cls, x0: Tensor, drawn: Timesteps, losses: Tensor, loss_at: LossAt | None) -> Self:
         """Return the batch, which notices a backward pass to come if the losses are attached."""
-        batch = cls(x0, drawn, losses.detach(), loss_at)
-        if losses.requires_grad:
+        batch = cls(x0, drawn, losses.detach(), loss_at, losses.requires_grad)
+        if batch.is_attached:
             losses.register_hook(batch.keep)  # type: ignore[no-untyped-call]
         return batch
 
@@ -92,7 +93,7 @@ class StepObserver:
             )
         sampler.set_optimizer(optimizer)
         self.num_unseen = 0  # steps taken without a batch shown
-        self._shown: list[Shown] = []
+        self._shown: list[ShownBatch] = []
         self._entered: AbstractContextManager[None] | None = None
         self._depth = 0  # of steps within steps: an optimizer's step may call that of its base class, which hooks too
         self._in_closure = self._has_closure = False
@@ -113,7 +114,7 @@ class StepObserver:
         earlier = [batch for batch in self._shown if not batch.is_dropped]
         for batch in earlier[-1:]:  # of which nobody asks for other losses, nor for images: let go of both
             batch.x0, batch.loss_at = rows_for(self.sampler, batch.x0), None
-        self._shown = [*earlier, Shown.of(x0, drawn, losses, loss_at)]
+        self._shown = [*earlier, ShownBatch.of(x0, drawn, losses, loss_at)]
 
     def remove(self) -> None:
         """Take the hooks off the optimizer."""
@@ -163,7 +164,7 @@ class StepObserver:
             return
         *earlier, last = self._shown
         self._shown = []
-        for batch in earlier:
+        for batch in (each for each in earlier if not (each.is_attached and each.is_dropped)):
             self.sampler.show(batch.x0, batch.drawn, batch.losses)
         entered = self.sampler.observe(last.x0, last.drawn, last.losses, last.loss_at)
         entered.__enter__()

@@ -83,7 +83,7 @@ def _quality_warnings(runs: Sequence[RunHistory]) -> Iterator[str]:
         nums = dict.fromkeys(f"{num:,.0f}" for _, line in lines if (num := number(line.get("n"))) is not None)
         networks = dict.fromkeys(text_of(line.get("features") or run.config.get("features")) for run, line in lines)
         if len(nums) > 1:
-            yield f"{what.upper()} does not compare, it is of different numbers of images: {', '.join(nums)}."
+            yield f"{what.upper()}s do not compare: they use different numbers of images ({', '.join(nums)})."
         if len({*networks} - INCEPTION) + any(name in INCEPTION for name in networks) > 1:
             names = ["Inception" if name in INCEPTION else name for name in networks]
-            yield f"{what.upper()} does not compare, it is by different networks: {', '.join(dict.fromkeys(names))}."
+            yield f"{what.upper()}s do not compare: they use different networks ({', '.join(dict.fromkeys(names))})."

@@ -36,6 +36,11 @@ class Checkpoints:
     def __init__(self, directory: Path, keep: int, keep_every: int = 0) -> None:
         self.directory, self.keep, self.keep_every = directory, keep, keep_every
 
+    @property
+    def last(self) -> Path | None:
+        """The checkpoint of the latest step."""
+        return next(reversed(self.paths()), None)
+
     def paths(self) -> list[Path]:
         """Return the checkpoints, oldest first."""
         try:

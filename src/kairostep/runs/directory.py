@@ -40,6 +40,14 @@ def check(directory: Path, config: Config) -> None:
             raise ValueError(f"{directory} already holds a run and --resume is false: pass another --output")
 
 
+def check_same_data(known: str, found: str, where: str) -> None:
+    """Raise ValueError if data with the fingerprint `found` are not those that are known."""
+    if known != found:
+        raise ValueError(
+            f"the data of {where} must stay as they were, but have changed: put them back, or pass another --output"
+        )
+
+
 def write_config(directory: Path, config: Config, device: torch.device, world_size: int) -> None:
     """Write `config.yaml`: the settings and the provenance."""
     kept = to_dict(replace(config, resume=True))  # so that `train --config` of this file continues the run

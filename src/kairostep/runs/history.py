@@ -150,7 +150,10 @@ class RunHistory:
         return values[-1] if values else None
 
     def measured(self, what: str) -> dict[str, Any] | None:
-        """Return a measurement of a kind, such as `fid`: of the last checkpoint, averaged weights first, the latest."""
+        """Return one measurement of a kind, such as `fid`.
+
+        The last checkpoint counts, of its measurements those of averaged weights, and of these the latest.
+        """
         found = [line for line in self.evaluations if line.get("what") == what]
         return max(
             reversed(found),  # of equal ones the first counts

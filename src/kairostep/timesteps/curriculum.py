@@ -78,7 +78,7 @@ class Curriculum(TimestepSampler):
 
     @property
     def depth(self) -> int:
-        """How many curricula are nested in this one, in a row."""
+        """The length of the longest chain of curricula inside this one."""
         return max((1 + each.depth for each in self.inner if isinstance(each, Curriculum)), default=0)
 
     def share(self) -> Tensor:

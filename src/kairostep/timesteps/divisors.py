@@ -79,7 +79,7 @@ def can_be_read(optimizer: torch.optim.Optimizer) -> bool:
     """Whether `divisors` knows all that an optimizer divides by, which may be nothing.
 
     It does not know factored or quantised state, such as that of Adafactor or of 8-bit optimizers, nor state that the
-    optimizer keeps elsewhere, as ZeroRedundancyOptimizer does. SGD alone is known to need none.
+    optimizer keeps elsewhere, as ZeroRedundancyOptimizer does: without any state, only SGD is trusted to need none.
     """
     found = [
         (optimizer.state.get(parameter, {}), parameter, group)

@@ -40,7 +40,7 @@ class LossSecondMoment(TableSampler):
     losses: Tensor  # (K, history), a ring per bin
     num_seen: Tensor  # (K,) pushed into the ring, of one step at most `history`
     num_skipped: Tensor  # ()
-    num_shown: Tensor  # () of a step, over all ranks: the most so far
+    num_shown: Tensor  # () losses of a step over all ranks; on several as known at the first step of each process
     num_gathered: int = 0  # losses that each rank sends of a step, known after the first of this process
     has_warned: bool = False  # of a larger batch
 
@@ -108,8 +108,8 @@ class LossSecondMoment(TableSampler):
         if room < min(num_own, self.losses.numel()) and not self.has_warned:
             self.has_warned = True
             warnings.warn(
-                f"LossSecondMoment learns from {room} losses of a process in a step at most, as many as in the first "
-                f"step since it started, got {num_own}: start from a checkpoint with the larger batch",
+                f"LossSecondMoment has room for {room} losses of each process in a step, fixed when processes started, "
+                f"got {num_own}, of which only the last count: save a checkpoint and resume with the larger batch",
                 stacklevel=4,
             )
         if num_own > room:

@@ -4,7 +4,7 @@ import itertools
 import math
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from kairostep.experiments import Config, build
 from kairostep.parallelism import launched
 from kairostep.runs.checkpoint import Checkpoints, check_same_checkpoint
-from kairostep.runs.directory import DirectoryLock, check, write_config
+from kairostep.runs.directory import DirectoryLock, check, check_same_data, write_config
 from kairostep.runs.recorder import Recorder
 from kairostep.shares import share_of_process
 from kairostep.training.assembly import make_accelerator, make_batches, make_trainer, step_mode_of
@@ -40,13 +40,20 @@ class Run:
         measure_only: Write metrics and checkpoints alone, print no progress, and evaluate no more often than asked.
         go_on: How the user continues a run that was stopped, in words. Default: by `kairostep train`.
         began: `time.monotonic()` when the command began; the last lines say how long it took. Default: now.
+        check_data: Gets the fingerprint of the data before anything is written, and may raise.
 
     Raises:
         ValueError: The config, the data or the directory is wrong. Nothing has been trained then.
     """
 
     def __init__(
-        self, config: Config, *, measure_only: bool = False, go_on: str = "", began: float | None = None
+        self,
+        config: Config,
+        *,
+        measure_only: bool = False,
+        go_on: str = "",
+        began: float | None = None,
+        check_data: Callable[[str], object] = bool,
     ) -> None:
         if config.output is None:
             raise ValueError("output must name the run directory, got none: pass --output=runs/NAME")
@@ -58,12 +65,13 @@ class Run:
         self.measure_only, self.stopped_by = measure_only, 0
         self.watch = watch_processes(config.rank_timeout, self.accelerator.device, self._where)
         with self.watch.guard():
-            self._assemble(config)
+            self._assemble(config, check_data)
 
-    def _assemble(self, config: Config) -> None:
+    def _assemble(self, config: Config, check_data: Callable[[str], object]) -> None:
         self.experiment = build(config, self.accelerator.device, share_of_process())
         self.asked, self.config = config, self.experiment.config  # as passed, and with all defaults filled in
         self.data = self.experiment.dataset.fingerprint()
+        check_data(self.data)
         check(self.directory, self.config)
         self.step_mode = step_mode_of(self.config, self.accelerator)
         self.checkpoints = Checkpoints(self.directory / "checkpoints", config.keep_checkpoints, config.keep_every)
@@ -221,7 +229,7 @@ class Run:
     def _not_finite(self, what: str) -> Diverged:
         return Diverged(
             f"the {what} no longer finite at step {self.trainer.step_number}: lower --learning_rate or raise "
-            f"--warmup_steps; the last good checkpoint is {self._last_checkpoint()}"
+            f"--warmup_steps; the last good checkpoint is {self.checkpoints.last or 'none yet'}"
         )
 
     def _save_samples(self) -> None:
@@ -260,11 +268,7 @@ class Run:
         if newest is not None:
             state = newest[1]
             self.num_processes_before = state["processes"]
-            if state["data"] != self.data:
-                raise ValueError(
-                    f"the data of the run in {self.directory} must stay as they were, but have changed: "
-                    "put them back, or pass another --output"
-                )
+            check_same_data(state["data"], self.data, f"the run in {self.directory}")
             self.trainer.load_state_dict(state["trainer"])
             self.saved_step = self.trainer.step_number
             self.recorder.load_state_dict(state["recorder"], self.accelerator.device)
@@ -275,9 +279,6 @@ class Run:
             config = replace(self.config, steps=max(self.config.steps, self.trainer.step_number))  # or those taken
             write_config(self.directory, config, self.accelerator.device, self.accelerator.num_processes)
 
-    def _last_checkpoint(self) -> str:
-        return next((str(path) for path in reversed(self.checkpoints.paths())), "none yet")
-
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Turn a failed write, such as a full disk, into an error that names the last good checkpoint."""
@@ -286,7 +287,7 @@ class Run:
         except (OSError, SafetensorError) as error:
             raise RunError(
                 f"cannot write to {self.directory} at step {self.trainer.step_number}: {error}; training stopped, the "
-                f"last good checkpoint is {self._last_checkpoint()}; make room, then {self.go_on}"
+                f"last good checkpoint is {self.checkpoints.last or 'none yet'}; make room, then {self.go_on}"
             ) from error
 
     def _finish(self) -> None:
