@@ -38,8 +38,8 @@ class Run:
     Args:
         config: The experiment; `config.output` names the directory.
         measure_only: Write metrics and checkpoints alone, print no progress, and evaluate no more often than asked.
-        go_on: How the user continues a run that was stopped, in words. Default: by `kairostep train`.
-        began: `time.monotonic()` when the command began; the last lines say how long it took. Default: now.
+        go_on: How the user continues a stopped run, in words (by `kairostep train`).
+        began: `time.monotonic()` when the command began, for the last lines (now).
         check_data: Gets the fingerprint of the data before anything is written, and may raise.
 
     Raises:
@@ -169,8 +169,7 @@ class Run:
 
     def _where(self) -> str:
         """Say what is lost if the run stops now. A thread calls this, so nothing here waits."""
-        step = self.trainer.step_number if hasattr(self, "trainer") else 0
-        if not step:
+        if not (step := self.trainer.step_number if hasattr(self, "trainer") else 0):
             return "no step was taken yet: run the same command again"
         saved = f"of step {self.saved_step}" if self.saved_step else "none yet"
         lost = step - self.saved_step
