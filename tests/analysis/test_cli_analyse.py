@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from accelerate.state import AcceleratorState
 from commands import refused
 from PIL import Image
 
 from kairostep.cli import main
+from kairostep.commands import noise_analysis
+from kairostep.commands.checkpoint_analyses import optimizer_of
+from kairostep.diffusion import Objective, StableTarget
+from kairostep.experiments import Config
 from kairostep.registry import samplers
 
 TINY = ["--network.channels=8", "--network.multipliers=[1,1]", "--network.blocks=1", "--network.attention=[]"]
@@ -205,3 +210,35 @@ def test_there_is_help(command: list[str], capsys: pytest.CaptureFixture[str]) -
         main([*command, "--help"])
     assert ended.value.code == 0
     assert "kairostep" in capsys.readouterr().out
+
+
+def test_noise_is_that_of_the_stable_target_that_was_trained(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    targets: list[object] = []
+
+    def stop(model: object, objective: Objective, *_: object, **__: object) -> None:
+        targets.append(objective.target)
+        raise SystemExit
+
+    monkeypatch.setattr(noise_analysis, "gradient_noise", stop)
+    config = run / "config.yaml"
+    plain = config.read_text()
+    assert "stable_target: 0" in plain
+    for size in (0, 16):
+        config.write_text(plain.replace("stable_target: 0", f"stable_target: {size}"))
+        with pytest.raises(SystemExit):
+            main(["analyse", "noise", str(run), "--bins=4", "--rows=3"])
+    assert targets[0] is None
+    assert isinstance(targets[1], StableTarget)
+
+
+def test_ranges_are_trained_at_the_rate_before_its_decay(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A cosine ends at a rate of 0, at which every range would seem to do nothing to the others."""
+    config, parameter = Config(learning_rate=2e-3, schedule="cosine"), torch.nn.Parameter(torch.zeros(3))
+    before = torch.optim.Adam([parameter], lr=5e-8)
+    parameter.grad = torch.ones(3)
+    before.step()
+    found = optimizer_of(config, before.state_dict(), [parameter])
+    assert found.param_groups[0]["lr"] == 2e-3
+    assert torch.equal(found.state[parameter]["exp_avg"], before.state[parameter]["exp_avg"])
+    main(["analyse", "interdependence", str(run), *SMALL_RANGES])
+    assert "the learning rate is 0.006, without warm-up or decay" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from kairostep.diffusion import EPSILON, DiscreteProcess, FlowProcess, Objective
-from kairostep.experiments import Config
+from kairostep.experiments import Component, Config
 from kairostep.generation import image_folder
 from kairostep.generation.image_folder import Request, default_folder, generate_images
 from kairostep.networks import ddpm_unet
@@ -299,3 +299,29 @@ def test_the_default_folder_names_what_was_chosen() -> None:
 def test_flows_have_no_ddpm(tmp_path: Path, state: PartialState) -> None:
     with pytest.raises(ValueError, match="solver ddpm needs a process of discrete steps, got FlowProcess"):
         generate_images(replace(trained_model(), process=FlowProcess()), QUICK, tmp_path / "new", state)
+
+
+def test_classes_that_were_not_trained_are_not_made(tmp_path: Path, state: PartialState) -> None:
+    seen: list[int] = []
+    plain = trained_model(num_classes=3)
+
+    def model(x: Tensor, time: Tensor, class_labels: Tensor) -> Any:
+        seen.extend(class_labels.tolist())
+        return plain.model(x, time, class_labels=class_labels)
+
+    config = Config(data=Component("cifar10", {"only_classes": [2, 0]}))
+    trained = replace(trained_model(3, model), config=config)
+    generate_images(trained, Request(num=4, steps=1, format="npz"), tmp_path / "all", state)
+    assert seen == [0, 2, 0, 2]
+    assert record_of(tmp_path / "all")["classes"] == [0, 2]
+    with pytest.raises(ValueError, match="classes must be among those trained, 0, 2, got 1: leave out"):
+        generate_images(trained, Request(num=4, steps=1, classes=(0, 1)), tmp_path / "some", state)
+
+
+def test_guidance_needs_a_null_class_that_was_trained(tmp_path: Path, state: PartialState) -> None:
+    trained = replace(trained_model(3), config=Config(label_dropout=0.0))
+    with pytest.raises(
+        ValueError, match=r"trained without labels too, got guidance 2.0 .* --label_dropout=0: leave it"
+    ):
+        generate_images(trained, replace(QUICK, guidance=2.0), tmp_path / "new", state)
+    assert not (tmp_path / "new").exists()

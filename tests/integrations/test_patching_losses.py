@@ -124,3 +124,31 @@ def test_annotated_assignments_are_assignments() -> None:
     patched = patch_script(text).text
     assert "timesteps: torch.Tensor = timestep_sampler.randint(" in patched
     assert "loss: torch.Tensor = timestep_sampler.mean(" in patched
+
+
+SNR = "snr_weight = compute_snr(noise_scheduler, timesteps)"
+ROWS = 'loss = F.mse_loss(model_pred, target, reduction="none").mean([1, 2, 3])'
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        ([SNR, ROWS, "loss *= snr_weight", "loss = loss.mean()"], "(loss, snr_weight)"),
+        ([SNR, f"{ROWS} * snr_weight", "loss = loss.mean()"], "(loss, snr_weight)"),
+        ([SNR, ROWS, "loss += 0.0 * snr_weight", "loss = loss.mean()"], "(loss)"),
+        (
+            ["weighted_loss = F.mse_loss(model_pred, target)", "loss = (weighted_loss * mask).mean()"],
+            "(weighted_loss * m",
+        ),
+        ([ROWS, "snr_losses = loss * 2", "loss = (snr_losses * mask).mean()"], "(snr_losses * mask)"),
+    ],
+)
+def test_a_weight_is_what_multiplies_losses_and_no_loss(lines: list[str], shown: str) -> None:
+    text = with_loss(*[line.replace("F.mse_loss(model_pred, target)", "(model_pred - target) ** 2") for line in lines])
+    assert f"loss = timestep_sampler.mean{shown}" in patch_script(text).text
+
+
+def test_means_of_slices_are_told_to_become_halves() -> None:
+    first, second = (f"F.mse_loss(model_pred[{part}], target[{part}])" for part in (":2", "2:"))
+    refused = refusal(with_loss(f"loss = {first}", f"loss = loss + args.prior_loss_weight * {second}"))
+    assert str(refused).endswith("torch.chunk(model_pred, 2, dim=0), and patch again")

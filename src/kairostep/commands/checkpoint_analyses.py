@@ -168,7 +168,8 @@ def analyse_interdependence(known: argparse.Namespace, settings: Sequence[str], 
         )
     seen = "training" if study.held_out is None else "held-out"
     print(f"{study.heading}, step {step}: change of the squared error on {len(held_out.x0)} {seen} rows, in percent,")
-    print(f"by {known.range_steps} more steps on one range of t alone, the first on all of it; noise is shared\n")
+    print(f"by {known.range_steps} more steps on one range of t alone, the first on all of it; noise is shared,")
+    print(f"and the learning rate is {config.learning_rate:g}, without warm-up or decay\n")
     print(interdependence_table(effects))
     verdicts = [interdependence_verdict(effect) for effect in effects.effects]
     print("\n" + "\n".join(verdicts) + "\n(± 95 % over rows, for this one training)")
@@ -178,7 +179,9 @@ def analyse_interdependence(known: argparse.Namespace, settings: Sequence[str], 
 
 
 def optimizer_of(config: Config, state: dict[str, Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimizer that a run had at a checkpoint, with its moments and learning rate."""
+    """Return the optimizer that a run had at a checkpoint, with its moments; at its rate before any decay."""
     made = (torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW)(parameters)
     made.load_state_dict(deepcopy(state))
+    for group in made.param_groups:
+        group["lr"] = config.learning_rate  # that of a cosine is about 0 at the end, which would train nothing
     return made

@@ -17,7 +17,9 @@ from kairostep.checks import count
 from kairostep.commands.checkpoint_analyses import NUM_ROWS, Study, optimizer_of
 from kairostep.commands.output import check_output
 from kairostep.commands.run_or_preset import Train
+from kairostep.diffusion import StableTarget
 from kairostep.experiments import Component
+from kairostep.experiments.experiment import read_reference
 from kairostep.experiments.parts import make_sampler, sampler_context
 from kairostep.progress_meter import ProgressMeter
 from kairostep.registry import samplers
@@ -42,6 +44,9 @@ def analyse_noise(known: argparse.Namespace, settings: Sequence[str], train: Tra
     study = Study.of(known, settings, train)
     (step,) = study.steps()
     trained, rows = study.load(step), study.rows(study.train, NUM_ROWS)
+    if study.config.stable_target:
+        reference = read_reference(study.config, study.train).to(study.device)
+        trained.objective.target = StableTarget(reference, study.config.stable_target)
     state = read(trained.checkpoint)["trainer"]["optimizer"]
     optimizer = optimizer_of(study.config, state, list(trained.model.parameters()))
     meter = ProgressMeter(known.bins * known.rows, f"gradients at step {step}", unit="row")

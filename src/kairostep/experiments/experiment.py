@@ -140,6 +140,12 @@ def check_speed(config: Config) -> None:
         )
 
 
+def trained_classes(config: Config, num_classes: int) -> tuple[int, ...]:
+    """Return the classes that a model with so many has seen in training, none if it has none."""
+    only = config.data.options.get("only_classes")
+    return tuple(sorted(only)) if only and num_classes else tuple(range(num_classes))
+
+
 def read_reference(config: Config, dataset: Dataset) -> Tensor:
     """Return clean samples (M, ...) to average targets over, mirrored at random if training does so."""
     samples, _ = dataset.read_some(NUM_REFERENCE)

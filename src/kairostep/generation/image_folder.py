@@ -15,6 +15,7 @@ from accelerate import PartialState
 from torch import Tensor
 
 from kairostep.checks import choice, count, nonnegative
+from kairostep.experiments.experiment import trained_classes
 from kairostep.generation.generate import generate
 from kairostep.generation.grid import to_bytes
 from kairostep.generation.image_files import FORMATS, GeneratedFiles
@@ -38,7 +39,7 @@ class Request:
     steps: int | None = None  # the solver's default
     seed: int = 0
     guidance: float = 1.0
-    classes: tuple[int, ...] = ()  # in turn; none: all that there are
+    classes: tuple[int, ...] = ()  # in turn; none: all that the model was trained on
     precision: str = "fp32"
     format: str = "png"
     batch_size: int = 256  # per process
@@ -53,18 +54,26 @@ class Request:
         choice("precision", self.precision, ("fp32", "bf16"))
         choice("format", self.format, FORMATS)
 
-    def classes_of(self, num_classes: int) -> tuple[int, ...]:
-        """Return the classes in turn for a model with so many, none if it has none."""
-        wrong = [label for label in self.classes if not 0 <= label < num_classes]
-        if not num_classes and (wrong or self.guidance != 1):
+    def classes_for(self, trained: Trained) -> tuple[int, ...]:
+        """Return the classes in turn for a model, none if it has none. Raise ValueError if it cannot make them."""
+        known = trained_classes(trained.config, trained.num_classes)
+        wrong = [label for label in self.classes if label not in known]
+        if not known and (wrong or self.guidance != 1):
             what = f"classes {self.classes}" if wrong else f"guidance {self.guidance}"
             raise ValueError(
                 f"classes and guidance need a model with classes, got {what} for one without: leave them out, "
                 "or train with --label_dropout=0.1"
             )
         if wrong:
-            raise ValueError(f"classes must be in 0..{num_classes - 1}, got {wrong[0]}: leave out what is not there")
-        return self.classes or tuple(range(num_classes))
+            all_of_them = len(known) == trained.num_classes
+            there = f"in 0..{len(known) - 1}" if all_of_them else f"among those trained, {', '.join(map(str, known))}"
+            raise ValueError(f"classes must be {there}, got {wrong[0]}: leave out what is not there")
+        if self.guidance != 1 and trained.config.label_dropout == 0:
+            raise ValueError(
+                f"guidance needs a model that was trained without labels too, got guidance {self.guidance} for one of "
+                "--label_dropout=0: leave it out, or train with --label_dropout=0.1"
+            )
+        return self.classes or known
 
 
 def describe(trained: Trained, request: Request) -> dict[str, Any]:
@@ -81,7 +90,7 @@ def describe(trained: Trained, request: Request) -> dict[str, Any]:
         "network_evaluations": network_evaluations(request.solver, steps, request.guidance),
         "seed": request.seed,
         "guidance": request.guidance,
-        "classes": list(request.classes_of(trained.num_classes)),
+        "classes": list(request.classes_for(trained)),
         "precision": request.precision,
         "format": request.format,
         "num": request.num,
@@ -167,7 +176,7 @@ def make_batch(trained: Trained, request: Request, images: list[int], device: to
     """Return the images of these numbers."""
     numbers = torch.tensor(images).to(device, non_blocking=True)  # the batch before may still be in the making
     layout = torch.channels_last if device.type == "cuda" and len(trained.shape) == 3 else torch.contiguous_format
-    classes = request.classes_of(trained.num_classes)
+    classes = request.classes_for(trained)
     labels = (
         torch.tensor([classes[image % len(classes)] for image in images]).to(device, non_blocking=True)
         if classes

@@ -165,9 +165,14 @@ class ScriptSampler:
         losses = torch.cat([halves[part] for part in sorted(halves)])  # the instances, then the prior
         assert self._drawn is not None
         if len(losses) != len(self._drawn.t):
+            fix = "take the mean of the prior's half by timestep_sampler.prior too"
+            if len(losses) > len(self._drawn.t):  # as diffusers' DreamBooth with --snr_gamma at one image a step
+                fix = (
+                    "with prior preservation multiply the first half by weights of the first half alone, "
+                    "mse_loss_weights, _ = torch.chunk(mse_loss_weights, 2, dim=0)"
+                )
             raise ValueError(
-                f"losses of all {len(self._drawn.t)} samples must be weighted before the step, got {len(losses)}: "
-                "take the mean of the prior's half by timestep_sampler.prior too"
+                f"losses of all {len(self._drawn.t)} samples must be weighted before the step, got {len(losses)}: {fix}"
             )
         self._drawn = None
         return losses

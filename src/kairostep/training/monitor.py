@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from kairostep.data import Dataset
 from kairostep.evaluation import held_out_loss
 from kairostep.experiments import Experiment
+from kairostep.experiments.experiment import trained_classes
 from kairostep.generation import generate, save_grid
 from kairostep.progress_meter import ProgressMeter
 from kairostep.shares import share_of_process
@@ -83,7 +84,8 @@ class Monitor:
         experiment, device = self.experiment, self.accelerator.device
         generator = torch.Generator().manual_seed(SAMPLE_SEED)
         noise = torch.randn(NUM_GRID_IMAGES, *experiment.dataset.shape, generator=generator).to(device)
-        classes = torch.arange(NUM_GRID_IMAGES, device=device) % max(1, experiment.num_classes)
+        known = trained_classes(experiment.config, experiment.num_classes) or (0,)
+        classes = torch.tensor(known, device=device)[torch.arange(NUM_GRID_IMAGES, device=device) % len(known)]
         images, steps = [], experiment.config.sample_steps
         meter = ProgressMeter(NUM_GRID_IMAGES, "samples", unit="image", shown=self.share.is_first)
         for batch in self.share.batches(NUM_GRID_IMAGES, self.batch_size):

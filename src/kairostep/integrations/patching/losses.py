@@ -21,8 +21,10 @@ from kairostep.integrations.patching.use_of_draw import REORDER, dotted_end, kee
 LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 MODULES = ("F", "nn.functional", "torch.nn.functional")  # that have them
 OPTIONS = ("input", "target", "reduction", "beta", "delta", "weight")  # of theirs that leave a loss for each element
+NO_WEIGHTS = ("loss", "losses", "pred", "target", "output")  # ends of names: weighted_loss is none, loss_weight is one
 BY_HAND = "keep one loss for each sample, write loss = losses.mean() as the last line before backward, and patch again"
 ADD_FIRST = "add them before the mean, loss = (first + second).mean() with one loss for each sample, and patch again"
+IN_HALVES = "take the halves by model_pred, model_pred_prior = torch.chunk(model_pred, 2, dim=0), and patch again"
 WITH_MASK = "write ((losses * mask).sum([1, 2, 3]) / mask.sum([1, 2, 3])).mean() and patch again"
 
 Means = frozenset[int]  # where those begin that one step takes and adds
@@ -69,7 +71,7 @@ class Trace:
                 if len(calls) > 1:
                     first = calls[0].lineno
                     reason = f"a step must take one mean of its losses, got a second after that of line {first}"
-                    raise Refused(calls[1].lineno, reason, ADD_FIRST)
+                    raise Refused(calls[1].lineno, reason, IN_HALVES if all(map(is_of_slice, calls)) else ADD_FIRST)
 
     def require(self, name: str, frames: list[Frame], at: ast.stmt | ast.expr) -> set[Means]:
         """Find what a variable was made of, or refuse the script."""
@@ -141,8 +143,8 @@ class Trace:
     def made_of(self, call: ast.Call, here: list[Frame]) -> list[ast.expr]:
         """Return a mean and, of `loss.mean()`, the lines before that made the variable, in the same block."""
         reduced, (block, end) = reduced_name(call), here[-1]
-        lines = [line for line in block[:end] if reduced and is_assignment(line) and is_name(line, reduced)]
-        return [call, *(value_of(line) for line in lines)]
+        values = (value_for(line, reduced) for line in block[:end]) if reduced else ()
+        return [call, *(value for value in values if value is not None)]
 
     def reduction(self, call: ast.Call, made_of: list[ast.expr]) -> Reduction:
         """Return what is known of a mean: the weight within it, and the half of the batch that it is of."""
@@ -183,7 +185,7 @@ class Trace:
 
     def is_weight(self, name: str) -> bool:
         """Return whether a variable is a weight: it depends on the draws, and is no loss, prediction or target."""
-        return name in self.from_draws and ("weigh" in name or "snr" in name)
+        return name in self.from_draws and ("weigh" in name or "snr" in name) and not name.endswith(NO_WEIGHTS)
 
     def refuse(self, node: ast.stmt | ast.expr, reason: str) -> NoReturn:
         """Refuse the script at a line."""
@@ -205,6 +207,11 @@ def made_from(value: ast.expr) -> set[str]:
         else:
             return {name for part in value.args for name in names_in(part)}
     return names_in(value)
+
+
+def is_of_slice(call: ast.Call) -> bool:
+    """Return whether a mean is of a part of the batch, as F.mse_loss(pred[:half], target[:half])."""
+    return any(isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) for node in ast.walk(call))
 
 
 def reduced_name(call: ast.Call) -> str | None:
@@ -248,6 +255,13 @@ def targets_in(statement: ast.stmt) -> list[list[ast.AST]]:
         elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.For):
             targets.append(list(ast.walk(node.target)))
     return targets
+
+
+def value_for(statement: ast.stmt, name: str) -> ast.expr | None:
+    """Return what a statement makes of this variable alone, the product for `loss *= weight`; None if nothing."""
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Mult) and dotted(statement.target) == name:
+        return ast.copy_location(ast.BinOp(ast.Name(name), ast.Mult(), statement.value), statement)
+    return value_of(statement) if is_assignment(statement) and is_name(statement, name) else None
 
 
 def is_name(statement: ast.Assign | ast.AnnAssign, name: str) -> bool:
