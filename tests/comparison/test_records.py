@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,16 @@ def test_the_first_run_says_what_the_data_are(tmp_path: Path) -> None:
     check_data(tmp_path, "abc")
     with pytest.raises(ValueError, match="must stay as they were, but have changed"):
         check_data(tmp_path, "def")
+
+
+def test_processes_may_say_it_at_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:  # stand for the processes of --jobs
+        for trial in range(40):
+            folder = tmp_path / str(trial)
+            folder.mkdir()
+            for each in [pool.submit(check_data, folder, "abc") for _ in range(8)]:
+                each.result()
+            assert [path.name for path in folder.iterdir()] == [DATA]
 
 
 def test_runs_of_an_earlier_version_say_it_too(copy: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import math
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -122,9 +123,9 @@ def check_data(comparison: Path, fingerprint: str) -> None:
     """Raise ValueError if other runs of a comparison had other data. The first one writes down its own."""
     path = comparison / DATA
     if not path.exists():
-        known = data_of_runs(comparison) or fingerprint
-        with whole_file(path) as temporary:
-            temporary.write_text(known + "\n")
+        own = path.with_name(f".{DATA}-{uuid.uuid4().hex}")  # processes of --jobs come here at once
+        own.write_text((data_of_runs(comparison) or fingerprint) + "\n")
+        own.replace(path)
     check_same_data(path.read_text().strip(), fingerprint, f"the runs in {comparison}")
 
 
